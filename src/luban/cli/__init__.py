@@ -1,0 +1,1 @@
+"""The command line: `main` dispatches, one module a command."""

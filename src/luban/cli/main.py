@@ -1,0 +1,135 @@
+"""`luban COMMAND ...`: finds the command's module, parses, runs, prints.
+
+A command is one line of `COMMANDS` and one module that offers
+    configure(parser)      adds its arguments; imports nothing heavy, so that --help stays quick
+    run(args) -> dict      does the work and returns a JSON object; "ok": False in it makes the exit code 1
+    text(result) -> str    the same object for people; what it returns is printed
+`--json` is added to every command here and prints the object alone on stdout; whatever the work prints meanwhile goes to stderr.
+
+Exit codes: 0 done, 1 failed, 2 wrong usage or input, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import difflib
+import importlib
+import json
+import os
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from types import ModuleType
+from typing import Any
+
+from luban import __version__
+from luban.cli import output
+from luban.errors import ConfigError, LubanError
+
+# name -> what it does; the module is luban.cli.NAME
+COMMANDS = {
+    "doctor": "check the installation, the chip and the optional parts",
+    "train": "train a recipe",
+    "recipes": "list the recipes",
+    "targets": "list the chips that Luban compiles for",
+    "ir": "print, transform, verify and interpret an IR file",
+    "cache": "look at the cache of compiled programs, or clear it",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command line and returns its exit code."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if not argv or argv[0] in ("-h", "--help"):
+        print(_overview())
+        return 0 if argv else 2
+    if argv[0] == "--version":
+        print(f"luban {__version__}")
+        return 0
+    name = argv[0]
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f"did you mean {near[0]}?" if near else "see `luban --help`"
+        return _fail(ConfigError(f"there is no command {name!r}; {hint}"))
+    try:
+        command = importlib.import_module(f"luban.cli.{name}")
+        args = _parser(name, command).parse_args(argv[1:])
+        return _run(command, args)
+    except SystemExit as e:  # argparse ends this way: 0 after --help, 2 for wrong usage
+        return e.code if isinstance(e.code, int) else 2
+    except BrokenPipeError:  # the reader of our output is gone, as in `luban ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        print("luban: interrupted", file=sys.stderr)
+        return 130
+    except Exception as e:
+        return _fail(e, json_wanted="--json" in argv)
+
+
+def _parser(name: str, command: ModuleType) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=f"luban {name}", description=COMMANDS[name], allow_abbrev=False)
+    command.configure(parser)
+    add_json(parser)
+    return parser
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Adds --json; a command with subcommands calls this for each of its own parsers."""
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        default=argparse.SUPPRESS,
+        help="print one JSON object and nothing else on stdout",
+    )
+
+
+def _run(command: ModuleType, args: argparse.Namespace) -> int:
+    args.json = getattr(args, "json", False)
+    with _stdout_kept(args.json):
+        result: dict[str, Any] = command.run(args)
+    print(json.dumps(result) if args.json else command.text(result))
+    sys.stdout.flush()
+    if result.get("interrupted"):
+        return 130
+    return 0 if result.get("ok", True) else 1
+
+
+@contextlib.contextmanager
+def _stdout_kept(wanted: bool) -> Iterator[None]:
+    with contextlib.redirect_stdout(sys.stderr) if wanted else contextlib.nullcontext():
+        yield
+
+
+def _fail(error: Exception, json_wanted: bool = False) -> int:
+    """One sentence on stderr, for a script also one object on stdout; a traceback only when asked for."""
+    if os.environ.get("LUBAN_DEBUG") == "1":
+        traceback.print_exception(error)
+    if isinstance(error, LubanError):
+        message = str(error)
+    else:
+        reason = " ".join(str(error).split())[:300]
+        message = f"unexpected {type(error).__name__}: {reason}; LUBAN_DEBUG=1 shows where"
+    print(f"{output.paint('luban:', 'red', sys.stderr)} {message}", file=sys.stderr)
+    if json_wanted:
+        print(json.dumps({"ok": False, "error": message}))
+    return 2 if isinstance(error, ConfigError) else 1
+
+
+def _overview() -> str:
+    return "\n".join(
+        [
+            f"luban {__version__}: one open training stack for any chip",
+            "",
+            "usage: luban COMMAND [options]        luban COMMAND --help",
+            "",
+            output.columns((f"  {name}", text) for name, text in COMMANDS.items()),
+            "",
+            "Every command takes --json. LUBAN_DEBUG=1 shows tracebacks.",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

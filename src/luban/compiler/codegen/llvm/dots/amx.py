@@ -1,0 +1,153 @@
+"""x86 AMX: 2 x 2 tiles of 16 x 16 accumulators, bfloat16 inputs 32 values of K at a time.
+
+A tile register holds 16 rows of 64 bytes. Four of the eight hold C, two A, two B: four loads feed four products. The
+tiles' shapes must be configured before the first call, and other libraries release them: a kernel that calls such
+micro-kernels calls the function of `emit_configure` when it starts.
+"""
+
+from __future__ import annotations
+
+from luban.compiler.codegen.llvm.dots.flow import loop, offset, times, when
+from luban.compiler.codegen.llvm.dots.results import walk
+from luban.compiler.codegen.llvm.dots.spec import PARAMETERS, DotSpec
+from luban.compiler.codegen.llvm.emitter import Function, Module
+from luban.errors import ConfigError
+
+AMX_A_GROUP = 32  # values of K in a tile of A
+ROWS, ROW_BYTES = 16, 64
+C_TILES, A_TILES, B_TILES = (0, 1, 2, 3), (4, 5), (6, 7)
+CONFIG_NAME = "luban_amx_tiles"
+
+
+def emit_configure(module: Module, name: str) -> None:
+    """Adds `void name()`, which gives all eight tiles 16 rows of 64 bytes; the process must hold the AMX permission."""
+    fn = Function(module, name, "void", [], "internal", "nounwind")
+    rows = [ROWS] * 8 + [0] * 8
+    columns = [byte for _ in range(8) for byte in (ROW_BYTES, 0)] + [0] * 16  # 16-bit little endian
+    config = ", ".join(f"i8 {b}" for b in [1, 0, *[0] * 14, *columns, *rows])
+    module.constant(CONFIG_NAME, f"[64 x i8] [{config}], align 64")
+    fn.intrinsic("llvm.x86.ldtilecfg", "void", [("ptr", f"@{CONFIG_NAME}")])
+    fn.emit("ret void")
+    module.add(fn)
+
+
+def emit_amx(module: Module, name: str, spec: DotSpec) -> None:
+    """Adds the internal function `name`: mr 32, two vectors of 16 lanes, bfloat inputs, B packed with K padded to 32.
+
+    A is "packed" (`[ceil(K/32)][32][32]`, zero padded) or "row_major", read in place. Partial tiles of A in place and the
+    ragged end of K go through a zeroed stack panel. The tiles must have been configured (`emit_configure`).
+    """
+    types = (spec.a_type, spec.b_type, spec.acc_type)
+    if types != ("bfloat", "bfloat", "float") or (spec.mr, spec.nr_vectors, spec.lanes) != (32, 2, 16):
+        raise ConfigError(
+            f"micro-kernel {name}: AMX takes bfloat to float tiles of 32 x 2 vectors of 16, got {types}, {spec.mr} x {spec.nr_vectors} of {spec.lanes}"
+        )
+    if spec.b_layout != "packed" or spec.a_layout not in ("packed", "row_major"):
+        raise ConfigError(
+            f"micro-kernel {name}: AMX takes A packed or row_major and B packed, got {spec.a_layout}, {spec.b_layout}; pack first"
+        )
+    fn = Function(module, name, "void", [*PARAMETERS, *spec.extra_params], "internal", "nounwind")
+    some = fn.op(f"and i1 {fn.op('icmp sgt i64 %m, 0')}, {fn.op('icmp sgt i64 %n, 0')}")
+    when(fn, some, lambda: _tile(fn, spec))
+    fn.emit("ret void")
+    module.add(fn)
+
+
+def _tile(fn: Function, spec: DotSpec) -> None:
+    full = fn.op(f"and i1 {fn.op('icmp eq i64 %m, 32')}, {fn.op('icmp eq i64 %n, 32')}")
+    c_bytes = times(fn, "%c_rs", 4)
+    plain = spec.epilogue is None
+    direct = fn.op(f"and i1 {full}, {'true' if plain else 'false'}")
+    begin = direct if spec.accumulate else "false"
+    when(fn, begin, lambda: _corners(fn, "tileloadd64", "%C", c_bytes), lambda: _zero(fn))
+    _multiply(fn, spec)
+    buffer = fn.alloca("[1024 x float]", 64)
+
+    def through_stack() -> None:
+        _corners(fn, "tilestored64", buffer, "128")
+        walk(fn, spec, buffer)
+
+    when(fn, direct, lambda: _corners(fn, "tilestored64", "%C", c_bytes), through_stack)
+
+
+def _multiply(fn: Function, spec: DotSpec) -> None:
+    panel = 32 * AMX_A_GROUP * 2  # bytes of 32 values of K, of A and of B alike
+    blocks = fn.op("udiv i64 %K, 32")
+    if spec.a_layout == "packed":
+        padded = fn.op(f"udiv i64 {fn.op('add i64 %K, 31')}, 32")
+        _blocks(fn, "%A", str(ROW_BYTES), str(panel), "%B", padded)
+        return
+    stage = fn.alloca(f"[{panel} x i8]", 64)
+    row = times(fn, "%a_rs", 2)
+    past = fn.op(f"mul i64 {blocks}, 32")
+
+    def staged(first: str, b: str, width: str) -> None:
+        fn.emit(f"store [{panel} x i8] zeroinitializer, ptr {stage}, align 64")
+        _stage(fn, offset(fn, "%A", times(fn, first, 2)), row, stage, width)
+        _blocks(fn, stage, str(ROW_BYTES), "0", b, "1")
+
+    def partial() -> None:
+        def body(index: str, _values: list[str]) -> list[str]:
+            staged(times(fn, index, 32), offset(fn, "%B", times(fn, index, panel)), "32")
+            return []
+
+        loop(fn, blocks, [], body)
+
+    rows_full = fn.op("icmp eq i64 %m, 32")
+    when(fn, rows_full, lambda: _blocks(fn, "%A", row, str(ROW_BYTES), "%B", blocks), partial)
+    rest = fn.op("urem i64 %K, 32")
+    ragged = fn.op(f"icmp ne i64 {rest}, 0")
+    when(fn, ragged, lambda: staged(past, offset(fn, "%B", times(fn, blocks, panel)), rest))
+
+
+def _blocks(fn: Function, a: str, a_row: str, a_step: str, b: str, count: str) -> None:
+    """`count` times 32 values of K: A's rows lie `a_row` bytes apart, its blocks `a_step`; B's pairs of rows 128 bytes apart."""
+    lower = fn.op(f"mul i64 {a_row}, {ROWS}")
+
+    def body(_index: str, values: list[str]) -> list[str]:
+        at, bt = values
+        _tile_move(fn, "tileloadd64", A_TILES[0], at, a_row)
+        _tile_move(fn, "tileloadd64", B_TILES[0], bt, "128")
+        _tile_move(fn, "tileloadd64", A_TILES[1], offset(fn, at, lower), a_row)
+        _tile_move(fn, "tileloadd64", B_TILES[1], offset(fn, bt, ROW_BYTES), "128")
+        for c in C_TILES:
+            tiles = [("i8", str(t)) for t in (c, A_TILES[c // 2], B_TILES[c % 2])]
+            fn.call("void", _declare(fn, "tdpbf16ps", ["i8 immarg"] * 3), tiles)
+        return [offset(fn, at, a_step), offset(fn, bt, 2048)]
+
+    loop(fn, count, [("ptr", a), ("ptr", b)], body)
+
+
+def _stage(fn: Function, source: str, row: str, stage: str, width: str) -> None:
+    """Copies `width` values of each of the m rows of A to the stack panel."""
+
+    def one(i: str, _values: list[str]) -> list[str]:
+        line = offset(fn, source, fn.op(f"mul i64 {i}, {row}"))
+        target = offset(fn, stage, times(fn, i, ROW_BYTES))
+        size = times(fn, width, 2)
+        fn.intrinsic("llvm.memcpy.p0.p0.i64", "void", [("ptr", target), ("ptr", line), ("i64", size), ("i1", "false")])
+        return []
+
+    loop(fn, "%m", [], one)
+
+
+def _corners(fn: Function, operation: str, base: str, row_bytes: str) -> None:
+    """Loads or stores the 2 x 2 tiles of C."""
+    lower = offset(fn, base, fn.op(f"mul i64 {row_bytes}, {ROWS}"))
+    for c in C_TILES:
+        start = base if c < 2 else lower
+        _tile_move(fn, operation, c, offset(fn, start, ROW_BYTES * (c % 2)), row_bytes)
+
+
+def _zero(fn: Function) -> None:
+    for c in C_TILES:
+        fn.call("void", _declare(fn, "tilezero", ["i8 immarg"]), [("i8", str(c))])
+
+
+def _tile_move(fn: Function, operation: str, tile: int, pointer: str, row_bytes: str) -> None:
+    callee = _declare(fn, operation, ["i8 immarg", "ptr", "i64"])
+    fn.call("void", callee, [("i8", str(tile)), ("ptr", pointer), ("i64", row_bytes)])
+
+
+def _declare(fn: Function, operation: str, arguments: list[str]) -> str:
+    return fn.module.declare(f"llvm.x86.{operation}", "void", arguments)

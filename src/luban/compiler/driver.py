@@ -1,0 +1,161 @@
+"""A graph module and its calling convention -> a Program: passes, lowering, buffer plan, machine code."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import SSAValue
+
+from luban.compiler.codegen.llvm.compile import compile_module
+from luban.compiler.codegen.llvm.emitter import Module
+from luban.compiler.codegen.llvm.kernel import emit_kernel
+from luban.compiler.codegen.llvm.program import Call, Place, emit_entry
+from luban.compiler.ir import graph
+from luban.compiler.ir.dtypes import bytes_of
+from luban.compiler.lowering.naming import kernel_name
+from luban.compiler.lowering.plan import Life, plan_arena
+from luban.compiler.lowering.registry import Lowered, Request, builder
+from luban.compiler.lowering.structure import structural_key
+from luban.compiler.passes.pipeline import run
+from luban.errors import LubanError
+from luban.runtime.program import Program
+from luban.runtime.report import stage
+from luban.symbolic import Dim, product
+from luban.targets.target import Target
+
+GRAPH_PIPELINE = "simplify,cse,dce,contract_layout,fuse"
+
+
+@dataclass
+class Kernels:
+    """The kernels of one program: unique ones by structure, and one call for each group."""
+
+    unique: dict[Hashable, Lowered] = field(default_factory=dict)
+    calls: list[tuple[Lowered, tuple[SSAValue, ...], tuple[SSAValue, ...]]] = field(default_factory=list)
+
+
+def compile_graph(module: ModuleOp, metadata: dict[str, Any], target: Target, name: str, pipeline: str = GRAPH_PIPELINE) -> Program:
+    """Compiles one `graph.func`. `metadata` holds inputs, outputs, symbols and symbol_sources as programs know them."""
+    with stage("passes"):
+        run(module, pipeline)
+        func = next(op for op in module.body.block.ops if isinstance(op, graph.FuncOp))
+        kernels = lower_groups(func, tuple(metadata["symbols"]), target)
+    with stage("codegen"):
+        return emit_program(func, kernels, metadata, target, name)
+
+
+def lower_groups(func: graph.FuncOp, symbols: tuple[str, ...], target: Target) -> Kernels:
+    """One kernel for each group; equal groups share theirs."""
+    kernels = Kernels()
+    for op in func.body.block.ops:
+        if not isinstance(op, graph.GroupOp):
+            continue
+        key = structural_key(op)
+        lowered = kernels.unique.get(key)
+        if lowered is None:
+            request = Request(op, kernel_name(op, len(kernels.unique)), symbols, target)
+            lowered = kernels.unique[key] = builder(op.label.data)(request)
+            kernels.calls.append((lowered, lowered.inputs, lowered.outputs))
+        else:
+            kernels.calls.append((lowered, *_rebind(lowered, op)))
+    return kernels
+
+
+def _rebind(lowered: Lowered, op: graph.GroupOp) -> tuple[tuple[SSAValue, ...], tuple[SSAValue, ...]]:
+    """The inputs and outputs of a call of an equal group's kernel, by position of first use."""
+    first = lowered.outputs[0].owner
+    theirs, ours = _outside_values(first), _outside_values(op)  # type: ignore[arg-type]
+    table = dict(zip(theirs, ours))
+    results = dict(zip(first.results, op.results))  # type: ignore[union-attr]
+    return tuple(table[v] for v in lowered.inputs), tuple(results[v] for v in lowered.outputs)
+
+
+def _outside_values(op: graph.GroupOp) -> list[SSAValue]:
+    inside = {r for o in op.body.block.ops for r in o.results}
+    return list(dict.fromkeys(v for o in op.body.block.ops for v in o.operands if v not in inside))
+
+
+def emit_program(func: graph.FuncOp, kernels: Kernels, metadata: dict[str, Any], target: Target, name: str) -> Program:
+    """Places every value, writes the entry function and compiles the module."""
+    places, lives = _place_values(func, kernels, metadata)
+    module = Module()
+    for lowered in kernels.unique.values():
+        emit_kernel(module, lowered.kernel, target)
+    calls = []
+    for number, (lowered, inputs, outputs) in enumerate(kernels.calls):
+        where = [places[v] for v in (*inputs, *outputs)]
+        where += [places[(number, w)] for w in range(len(lowered.workspaces))]
+        calls.append(Call(lowered.kernel.sym_name.data, tuple(where)))
+    emit_entry(module, calls, metadata["symbols"])
+    compiled = compile_module(module.text(), target)
+    arena = plan_arena(lives)
+    meta = {
+        "version": 1,
+        "name": name,
+        "target": target.name,
+        **{k: metadata[k] for k in ("symbols", "symbol_sources", "inputs", "outputs")},
+        "temps": [{"bytes": _plain(life.bytes)} for life in lives],
+        "arena": {"bytes": _plain(arena.bytes), "offsets": [_plain(o) for o in arena.offsets]},
+        "kernels": [
+            {"name": c.kernel, "kind": "generated", "flops": low.flops, "bytes": low.bytes} for c, (low, _, _) in zip(calls, kernels.calls)
+        ],
+    }
+    return Program(meta, compiled.object)
+
+
+def _plain(dim: Dim) -> int | str:
+    return dim if isinstance(dim, int) else str(dim)
+
+
+def _place_values(func: graph.FuncOp, kernels: Kernels, metadata: dict[str, Any]) -> tuple[dict[Any, Place], list[Life]]:
+    """A place for every value that kernels touch: an argument of the program, or a temporary."""
+    block = func.body.block
+    places: dict[Any, Place] = {}
+    tensors = [i for i, entry in enumerate(metadata["inputs"]) if entry["kind"] == "tensor"]
+    for position, arg in zip(tensors, block.args):
+        places[arg] = Place("arg", position)
+    _place_outputs(block, metadata, places)
+    _place_assigned(block, kernels, places)
+    lives: list[Life] = []
+    first: dict[Any, int] = {}
+    last: dict[Any, int] = {}
+    sizes: dict[Any, Dim] = {}
+    for number, (lowered, inputs, outputs) in enumerate(kernels.calls):
+        for w, size in enumerate(lowered.workspaces):
+            first[(number, w)] = last[(number, w)] = number
+            sizes[(number, w)] = size
+        for v in (*inputs, *outputs):
+            first.setdefault(v, number)
+            last[v] = number
+            sizes[v] = product(v.type.shape) * bytes_of(v.type.dtype)  # type: ignore[attr-defined]
+    for value, begin in first.items():
+        if value not in places:
+            places[value] = Place("temp", len(lives))
+            lives.append(Life(sizes[value], begin, last[value]))
+    return places, lives
+
+
+def _place_outputs(block, metadata: dict[str, Any], places: dict[Any, Place]) -> None:
+    """Returned values live in the output that shows them."""
+    returned = block.last_op
+    count = len(metadata["inputs"])
+    positions = [i for i, entry in enumerate(metadata["outputs"]) if entry["kind"] == "buffer"]
+    for position, value in zip(positions, returned.operands, strict=True):
+        if value in places:
+            raise LubanError(f"output {position} shows a value that another argument holds already; the frontend must copy it")
+        places[value] = Place("arg", count + position)
+
+
+def _place_assigned(block, kernels: Kernels, places: dict[Any, Place]) -> None:
+    """An assigned value is computed straight into its target's memory (fusion keeps that safe, see passes/graph/assign)."""
+    for op in block.ops:
+        if isinstance(op, graph.AssignOp):
+            if op.value in places:
+                raise LubanError("a value that is assigned to an argument is also returned or assigned elsewhere; the frontend must copy it")
+            places[op.value] = places[op.target]
+
+
+__all__ = ["GRAPH_PIPELINE", "compile_graph", "emit_program", "lower_groups"]

@@ -1,0 +1,40 @@
+"""`luban.compile` and `luban.train_step`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from luban.compiler.frontend.dynamo import luban_backend, read_options
+from luban.compiler.frontend.whole_step import TrainStep
+
+
+def compile(model: Callable, target: str = "native", fallback: str = "error", dynamic: bool | None = None) -> Callable:
+    """The model or function compiled for a target.
+
+    fallback: "error" raises UnsupportedOperatorError listing every operator without a kernel; "allow" runs those in
+    eager and counts them in `luban.report()`. dynamic: True compiles once for all sizes, False once for each; None decides
+    as torch.compile does, after the first change.
+    """
+    options = read_options({"fallback": fallback, "target": target})
+    torch._dynamo.config.allow_rnn = True  # else Dynamo runs nn.LSTM and nn.GRU in eager without saying so
+    return torch.compile(model, backend=luban_backend, options=options, dynamic=dynamic)
+
+
+def train_step(
+    model: torch.nn.Module,
+    loss_fn: Callable | None,
+    optimizer: torch.optim.Optimizer,
+    *,
+    max_norm: float | None = None,
+    target: str = "native",
+    **options: Any,
+) -> TrainStep:
+    """One program for forward, backward and update: `loss = step(*inputs, target)`, or `step(*inputs)` with loss_fn None.
+
+    Parameters, buffers and the optimizer's state are updated in place. The learning rate is read from
+    `optimizer.param_groups` at each call; gradients are clipped to the total norm `max_norm` if it is given.
+    """
+    return TrainStep(model, loss_fn, optimizer, max_norm=max_norm, target=target, **options)

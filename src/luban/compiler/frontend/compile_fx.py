@@ -1,0 +1,83 @@
+"""An ATen FX graph -> a callable: from the cache if it is there, else through the compiler."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from luban import runtime, targets
+from luban.compiler.frontend.fingerprint import graph_key
+from luban.runtime import cache, report
+from luban.runtime.program import Program
+
+
+class CompiledGraph:
+    """A loaded program with the constants and random seeds that it takes besides the caller's arguments.
+
+    Follows the boxed calling convention: it takes one list, which it empties, and returns a list.
+    """
+
+    _boxed_call = True
+
+    def __init__(self, program: Program, constants: Sequence[torch.Tensor]):
+        self.program = program
+        self._run = runtime.load(program)
+        self._constants = list(constants)
+        self._seeds = program.metadata.get("seeds", 0)
+
+    def __call__(self, args: list) -> list:
+        inputs = [*args, *self._constants]
+        args.clear()
+        if self._seeds:
+            inputs.append(torch.randint(-(2**63), 2**63 - 1, (1,), dtype=torch.int64))
+        return self._run(inputs)
+
+
+def compile_fx(
+    gm: GraphModule, target_name: str, name: str, saved_from: int | None = None, assigned: dict[int, int] | None = None
+) -> CompiledGraph:
+    """Compiles a functional ATen graph.
+
+    Outputs from position `saved_from` on are kept for a backward graph. `assigned` maps outputs to the inputs that they
+    replace: these are written into the input's memory and not returned.
+    """
+    target = targets.get(target_name)
+    with report.stage("total"):
+        with report.stage("frontend"):
+            key = graph_key(gm, target, name, str(saved_from), str(assigned))
+        with report.stage("load"):
+            program = cache.get(key)
+        if program is not None:
+            report.add_cache_hit()
+        else:
+            program = _compile(gm, target, name, saved_from, assigned or {})
+            cache.put(key, program)
+        with report.stage("load"):
+            constants = [_attribute(gm, path) for path in program.metadata.get("constants", ())]
+            compiled = CompiledGraph(program, constants)
+    report.add_graph([report.Kernel(k["name"], k["kind"], program.target, k["flops"], k["bytes"]) for k in program.kernels])
+    return compiled
+
+
+def _compile(gm: GraphModule, target: Any, name: str, saved_from: int | None, assigned: dict[int, int]) -> Program:
+    from luban.compiler.driver import compile_graph
+    from luban.compiler.frontend.torch.importer import import_graph
+
+    with report.stage("frontend"):
+        imported = import_graph(gm, name, assigned)
+    metadata = imported.metadata
+    if saved_from is not None:
+        for entry in metadata["outputs"][saved_from:]:
+            if entry["kind"] == "buffer":
+                entry["pool"] = "saved"
+    return compile_graph(imported.module, metadata, target, name)
+
+
+def _attribute(gm: GraphModule, path: str) -> torch.Tensor:
+    value: Any = gm
+    for part in path.split("."):
+        value = getattr(value, part)
+    return value

@@ -1,0 +1,57 @@
+"""The torch.compile backend "luban": forward and backward through AOTAutograd."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch.fx import GraphModule
+
+from luban.compiler.frontend.compile_fx import compile_fx
+from luban.compiler.frontend.fallback import compile_with_fallback
+from luban.compiler.frontend.torch.decompositions import table
+from luban.errors import ConfigError
+
+OPTIONS = {"fallback": "allow", "target": "native"}
+
+
+def luban_backend(gm: GraphModule, example_inputs: Sequence[Any], *, options: dict[str, Any] | None = None, **_: Any) -> Callable:
+    """Compiles a Dynamo graph. Options: `fallback` ("allow" or "error") and `target` (a name of luban.targets)."""
+    chosen = read_options(options)
+    compiler = partial(_compile_part, chosen)
+    backend = aot_autograd(
+        fw_compiler=partial(compiler, "forward"),
+        bw_compiler=partial(compiler, "backward"),
+        inference_compiler=partial(compiler, "inference"),
+        partition_fn=min_cut_rematerialization_partition,
+        decompositions=table(),
+    )
+    return backend(gm, example_inputs)
+
+
+def read_options(options: dict[str, Any] | None) -> dict[str, Any]:
+    """The options with their defaults. Raises ConfigError for one that does not exist or a wrong value."""
+    unknown = sorted(set(options or {}) - set(OPTIONS))
+    if unknown:
+        raise ConfigError(f"the backend luban has no option {unknown[0]!r}; it takes {', '.join(OPTIONS)}")
+    chosen = {**OPTIONS, **(options or {})}
+    if chosen["fallback"] not in ("allow", "error"):
+        raise ConfigError(f'fallback={chosen["fallback"]!r} is not known; use "allow" or "error"')
+    return chosen
+
+
+def _compile_part(options: dict[str, Any], part: str, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable:
+    saved_from = _user_outputs() if part == "forward" else None
+    run = compile_fx if options["fallback"] == "error" else compile_with_fallback
+    return run(gm, options["target"], part, saved_from)
+
+
+def _user_outputs() -> int | None:
+    """How many outputs of the forward graph being compiled go to the caller; the others are kept for the backward."""
+    context = torch._guards.TracingContext.try_get()
+    metadata = context.fw_metadata if context is not None else None
+    return metadata.num_forward_returns if metadata is not None else None

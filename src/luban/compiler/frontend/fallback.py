@@ -1,0 +1,69 @@
+"""fallback="allow": operators without a kernel run in eager, counted; everything between them is compiled."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.fx.passes.split_module import split_module
+
+from luban.compiler.frontend.compile_fx import compile_fx
+from luban.errors import UnsupportedOperatorError
+from luban.runtime import report
+
+
+def compile_with_fallback(gm: GraphModule, target: str, name: str, saved_from: int | None = None) -> Callable:
+    """Like compile_fx, but never refuses an operator that eager can run."""
+    try:
+        return compile_fx(gm, target, name, saved_from)
+    except UnsupportedOperatorError:
+        return _compile_split(gm, target, name)
+
+
+def _compile_split(gm: GraphModule, target: str, name: str) -> Callable:
+    from luban.compiler.frontend.torch.importer import unsupported
+
+    outside = set(unsupported(gm))
+    for operator in sorted({str(node.target) for node in outside}):
+        report.add_fallback(operator)
+    listed = ", ".join(sorted({str(node.target) for node in outside}))
+    warnings.warn(f"Luban runs these operators in eager, having no kernels for them: {listed}", stacklevel=2)
+    parts = _split_points(gm, outside)
+    split = split_module(gm, None, lambda node: parts[node], keep_original_order=True)  # type: ignore[arg-type]
+    eager = {parts[node] for node in outside}
+    for child, module in split.named_children():
+        number = int(child.rpartition("_")[2]) if child.startswith("submod_") else None
+        if number is not None and number not in eager and isinstance(module, GraphModule):
+            setattr(split, child, _Part(compile_fx(module, target, f"{name}_{number}")))
+
+    def run(args: list):
+        inputs = list(args)
+        args.clear()
+        return split(*inputs)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
+
+
+def _split_points(gm: GraphModule, outside: set[Node]) -> dict[Node, int]:
+    """A number for every node: runs of supported nodes alternate with runs of unsupported ones."""
+    number, last, parts = 0, False, {}
+    for node in gm.graph.nodes:
+        if node.op == "call_function" and (node in outside) != last:
+            number, last = number + 1, node in outside
+        parts[node] = number
+    return parts
+
+
+class _Part(torch.nn.Module):
+    """A compiled part as the submodule that split_module calls."""
+
+    def __init__(self, compiled: Callable):
+        super().__init__()
+        self._compiled = compiled
+
+    def forward(self, *args):
+        result = self._compiled(list(args))
+        return result[0] if len(result) == 1 else tuple(result)

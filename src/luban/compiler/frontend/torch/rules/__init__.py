@@ -1,0 +1,27 @@
+"""Import rules, one file a family; importing this package registers them all."""
+
+from luban.compiler.frontend.torch.rules import (  # noqa: F401
+    activation_gradients,
+    activations,
+    assembly,
+    attention,
+    batch_norm,
+    binary,
+    bookkeeping,
+    contractions,
+    convolution,
+    creation,
+    embedding,
+    indexing,
+    losses,
+    norms,
+    pooling,
+    random,
+    reductions,
+    resampling,
+    scans,
+    scattering,
+    softmax,
+    unary,
+    views,
+)

@@ -1,0 +1,445 @@
+"""The `graph` dialect: pure tensor programs that know no chip.
+
+Every tensor is dense and row-major; an operation reads its operands through linear accesses over its own iteration
+domain, so that views (transpose, slice, expand, most reshapes) cost no operation. Bodies are scalar `arith` and `math`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from xdsl.dialects.builtin import ArrayAttr, BoolAttr, FloatAttr, IntAttr, StringAttr, f32
+from xdsl.ir import Attribute, Block, Dialect, Operation, Region, SSAValue
+from xdsl.irdl import (
+    IRDLOperation,
+    irdl_op_definition,
+    operand_def,
+    opt_prop_def,
+    prop_def,
+    region_def,
+    result_def,
+    traits_def,
+    var_operand_def,
+    var_result_def,
+)
+from xdsl.traits import IsTerminator, Pure
+
+from luban.compiler.ir.attributes import INDEX, Access, Dims, Indirect, TensorType
+from luban.compiler.ir.rules import require, verify_accesses, verify_body, verify_results
+
+REDUCTIONS = ("add", "mul", "max", "min", "and", "or", "argmax", "argmin")
+SCATTERS = ("add", "mul", "max", "min", "set")
+RANDOMS = ("uniform", "normal", "bits")
+
+
+@irdl_op_definition
+class YieldOp(IRDLOperation):
+    """Ends a body with its scalars, or a group with its tensors."""
+
+    name = "graph.yield"
+    values = var_operand_def()
+    traits = traits_def(IsTerminator())
+
+
+@irdl_op_definition
+class IndexOp(IRDLOperation):
+    """The iteration index along one dimension of the enclosing operation's domain, as i64."""
+
+    name = "graph.index"
+    dim = prop_def(IntAttr)
+    result = result_def(INDEX)
+    traits = traits_def(Pure())
+
+    def verify_(self) -> None:
+        parent = self.parent_op()
+        if parent is not None:
+            domain = parent.properties.get("domain")
+            require(self, isinstance(domain, Dims), "stands in the body of an operation with a domain")
+            require(self, 0 <= self.dim.data < len(domain.data), "names a dim of the domain")
+
+
+@irdl_op_definition
+class DimOp(IRDLOperation):
+    """The value of a symbolic dim inside a body, as i64."""
+
+    name = "graph.dim"
+    value = prop_def(Dims)
+    result = result_def(INDEX)
+    traits = traits_def(Pure())
+
+    def verify_(self) -> None:
+        require(self, len(self.value.data) == 1, "gives one dim")
+
+
+@irdl_op_definition
+class LoadOp(IRDLOperation):
+    """Inside a body: the element of an indirect operand at a computed flat index.
+
+    With `checked`, an index outside the tensor marks the run as failed and reads element 0 instead of stray memory.
+    """
+
+    name = "graph.load"
+    table = operand_def()
+    index = operand_def(INDEX)
+    checked = prop_def(BoolAttr)
+    result = result_def()
+
+    def verify_(self) -> None:
+        require(
+            self,
+            isinstance(self.table.type, TensorType),
+            "reads a tensor that the body receives whole (an indirect operand)",
+        )
+        require(self, self.result.type == self.table.type.dtype, "gives the element type of its table")
+
+
+@irdl_op_definition
+class RandomOp(IRDLOperation):
+    """Inside a body: a Philox4x32-10 random number from a seed (i64) and a counter (i64).
+
+    kind is "uniform" (float32 in [0, 1)), "normal" (float32, Box-Muller) or "bits" (32 random bits in an i64).
+    """
+
+    name = "graph.random"
+    kind = prop_def(StringAttr)
+    seed = operand_def(INDEX)
+    counter = operand_def(INDEX)
+    result = result_def()
+    traits = traits_def(Pure())
+
+    def verify_(self) -> None:
+        require(self, self.kind.data in RANDOMS, f"has a kind among {', '.join(RANDOMS)}")
+        require(
+            self,
+            self.result.type == (INDEX if self.kind.data == "bits" else f32),
+            "gives f32, or i64 when its kind is bits",
+        )
+
+
+@irdl_op_definition
+class MapOp(IRDLOperation):
+    """Pointwise: results[d] = body(operands at their accesses of d) for every d in the domain."""
+
+    name = "graph.map"
+    ins = var_operand_def()
+    domain = prop_def(Dims)
+    accesses = prop_def(ArrayAttr)
+    outs = var_result_def(TensorType)
+    body = region_def("single_block")
+    traits = traits_def(Pure())
+
+    def verify_(self) -> None:
+        verify_accesses(self, self.ins, self.accesses, self.domain)
+        verify_body(self, self.ins, self.accesses)
+        verify_results(self, self.domain.data, [v.type for v in yielded(self)])
+
+
+@irdl_op_definition
+class ReduceOp(IRDLOperation):
+    """Reduction over the last `reduced` dims of the domain of what the body yields; one kind a result.
+
+    Sums accumulate in the yielded type. argmax and argmin give the first flat position in the reduced dims, as i64.
+    """
+
+    name = "graph.reduce"
+    ins = var_operand_def()
+    domain = prop_def(Dims)
+    reduced = prop_def(IntAttr)
+    kinds = prop_def(ArrayAttr)
+    accesses = prop_def(ArrayAttr)
+    outs = var_result_def(TensorType)
+    body = region_def("single_block")
+    traits = traits_def(Pure())
+
+    def verify_(self) -> None:
+        verify_accesses(self, self.ins, self.accesses, self.domain)
+        verify_body(self, self.ins, self.accesses)
+        require(
+            self,
+            0 < self.reduced.data <= len(self.domain.data),
+            "reduces at least one and at most all dims of its domain",
+        )
+        require(self, len(self.kinds) == len(self.outs), "names one kind for each result")
+        require(self, len(self.kinds) == len(yielded(self)), "yields one value for each result")
+        types = []
+        for kind, value in zip(self.kinds, yielded(self), strict=True):
+            require(
+                self,
+                isinstance(kind, StringAttr) and kind.data in REDUCTIONS,
+                f"has kinds among {', '.join(REDUCTIONS)}",
+            )
+            types.append(INDEX if kind.data.startswith("arg") else value.type)
+        verify_results(self, self.parallel, types)
+
+    @property
+    def parallel(self) -> tuple:
+        """The dims that remain."""
+        return self.domain.data[: len(self.domain.data) - self.reduced.data]
+
+
+@irdl_op_definition
+class ContractOp(IRDLOperation):
+    """out[b, m, n] = sum over k of a * b, accumulated in float32 (float64 and integers in their own type).
+
+    `counts` says how many dims of the domain are batch, m, n and k, in this order; the result is row-major over
+    (batch, m, n). Convolutions without padding are contractions too: an access may stride one operand by several dims.
+    """
+
+    name = "graph.contract"
+    a = operand_def(TensorType)
+    b = operand_def(TensorType)
+    domain = prop_def(Dims)
+    counts = prop_def(ArrayAttr)
+    accesses = prop_def(ArrayAttr)
+    out = result_def(TensorType)
+    traits = traits_def(Pure())
+
+    def verify_(self) -> None:
+        verify_accesses(self, [self.a, self.b], self.accesses, self.domain)
+        require(
+            self,
+            len(self.counts) == 4 and all(isinstance(c, IntAttr) for c in self.counts),
+            "has four counts: batch, m, n and k",
+        )
+        require(self, all(isinstance(a, Access) for a in self.accesses), "reads both operands through #graph.access")
+        nb, nm, nn, nk = (c.data for c in self.counts)
+        require(self, nb + nm + nn + nk == len(self.domain.data), "counts every dim of its domain once")
+        verify_results(self, self.domain.data[: nb + nm + nn], [self.out.type.dtype])
+        for access, zero, what in (
+            (self.accesses.data[0], range(nb + nm, nb + nm + nn), "n"),
+            (self.accesses.data[1], range(nb, nb + nm), "m"),
+        ):
+            require(
+                self,
+                all(access.strides[i] == 0 for i in zero),
+                f"has one operand that does not move along its {what} dims",
+            )
+
+
+@irdl_op_definition
+class ScatterOp(IRDLOperation):
+    """A copy of `init` combined at computed flat positions with values; the body yields (position, value).
+
+    Duplicate positions combine in domain order; with kind "set" the last one stays.
+    """
+
+    name = "graph.scatter"
+    init = operand_def(TensorType)
+    ins = var_operand_def()
+    domain = prop_def(Dims)
+    kind = prop_def(StringAttr)
+    accesses = prop_def(ArrayAttr)
+    out = result_def(TensorType)
+    body = region_def("single_block")
+    traits = traits_def(Pure())
+
+    def verify_(self) -> None:
+        verify_accesses(self, self.ins, self.accesses, self.domain)
+        verify_body(self, self.ins, self.accesses)
+        require(self, self.kind.data in SCATTERS, f"has a kind among {', '.join(SCATTERS)}")
+        require(self, self.out.type == self.init.type, "gives a tensor like its init")
+        require(self, len(yielded(self)) == 2, "yields a position and a value")
+        position, value = yielded(self)
+        require(
+            self,
+            position.type == INDEX and value.type == self.out.type.dtype,
+            "yields an i64 position and a value of its element type",
+        )
+
+
+@irdl_op_definition
+class ConcatOp(IRDLOperation):
+    """Pieces joined along one axis of the result; piece i covers `extents[i]` of it and is read through its access."""
+
+    name = "graph.concat"
+    ins = var_operand_def(TensorType)
+    axis = prop_def(IntAttr)
+    extents = prop_def(Dims)
+    accesses = prop_def(ArrayAttr)
+    out = result_def(TensorType)
+    traits = traits_def(Pure())
+
+    def verify_(self) -> None:
+        require(
+            self,
+            len(self.ins) == len(self.accesses) == len(self.extents.data),
+            "has one access and one extent for each piece",
+        )
+        rank = len(self.out.type.shape)
+        require(self, 0 <= self.axis.data < rank, "joins along an axis of its result")
+        require(
+            self,
+            sum(self.extents.data) == self.out.type.shape[self.axis.data],
+            "has extents that add up to the result's axis",
+        )
+        require(
+            self,
+            all(v.type.dtype == self.out.type.dtype for v in self.ins),
+            "joins pieces of its result's element type",
+        )
+        for piece, extent, access in zip(self.ins, self.extents.data, self.accesses, strict=True):
+            shape = list(self.out.type.shape)
+            shape[self.axis.data] = extent
+            verify_accesses(self, [piece], ArrayAttr([access]), Dims(tuple(shape)))
+
+
+@irdl_op_definition
+class AttentionOp(IRDLOperation):
+    """Scaled dot-product attention over domain (batch, heads, query length, key length, head size).
+
+    q, k, v and the optional additive bias are read through accesses over (batch, head, position, feature); the bias over
+    (batch, head, query, key). Results: out over (batch, head, query, feature), and the float32 log-sum-exp a query row.
+    """
+
+    name = "graph.attention"
+    ins = var_operand_def(TensorType)
+    domain = prop_def(Dims)
+    accesses = prop_def(ArrayAttr)
+    scale = prop_def(FloatAttr)
+    causal = prop_def(BoolAttr)
+    out = result_def(TensorType)
+    lse = result_def(TensorType)
+    traits = traits_def(Pure())
+
+    def verify_(self) -> None:
+        require(self, len(self.domain.data) == 5, "has five dims in its domain: batch, heads, queries, keys, head size")
+        b, h, q, k, d = self.domain.data
+        _verify_attention(self, [(b, h, q, d), (b, h, k, d), (b, h, k, d), (b, h, q, k)])
+        require(self, self.out.type.shape == (b, h, q, d), "gives out over (batch, head, query, feature)")
+        require(
+            self,
+            self.lse.type == TensorType.of((b, h, q), f32),
+            "gives a float32 log-sum-exp over (batch, head, query)",
+        )
+
+
+@irdl_op_definition
+class AttentionBackwardOp(IRDLOperation):
+    """Gradients of `graph.attention`; operands: grad_out, q, k, v, out, lse and the optional bias."""
+
+    name = "graph.attention_backward"
+    ins = var_operand_def(TensorType)
+    domain = prop_def(Dims)
+    accesses = prop_def(ArrayAttr)
+    scale = prop_def(FloatAttr)
+    causal = prop_def(BoolAttr)
+    grad_q = result_def(TensorType)
+    grad_k = result_def(TensorType)
+    grad_v = result_def(TensorType)
+    traits = traits_def(Pure())
+
+    def verify_(self) -> None:
+        require(self, len(self.domain.data) == 5, "has five dims in its domain: batch, heads, queries, keys, head size")
+        b, h, q, k, d = self.domain.data
+        rows, keys = (b, h, q, d), (b, h, k, d)
+        _verify_attention(self, [rows, rows, keys, keys, rows, (b, h, q), (b, h, q, k)])
+        shapes = [r.type.shape for r in self.results]
+        require(self, shapes == [rows, keys, keys], "gives gradients over (batch, head, position, feature)")
+
+
+def _verify_attention(op: AttentionOp | AttentionBackwardOp, domains: Sequence[tuple]) -> None:
+    """Each operand (the last one, the bias, may be missing) is read over its own part of the domain."""
+    require(
+        op, len(op.ins) in (len(domains) - 1, len(domains)), f"has {len(domains) - 1} operands and an optional bias"
+    )
+    require(op, len(op.accesses) == len(op.ins), "has one access for each operand")
+    for operand, access, domain in zip(op.ins, op.accesses, domains, strict=False):
+        require(op, isinstance(access, Access), "reads its operands through #graph.access")
+        verify_accesses(op, [operand], ArrayAttr([access]), Dims(domain))
+
+
+@irdl_op_definition
+class AssignOp(IRDLOperation):
+    """Writes a value into a function argument's memory, after every read of the old value (parameters, buffers)."""
+
+    name = "graph.assign"
+    target = operand_def(TensorType)
+    value = operand_def(TensorType)
+
+    def verify_(self) -> None:
+        require(self, self.target.type == self.value.type, "assigns a value of its target's type")
+        block = self.target.owner
+        in_function = isinstance(block, Block) and (block.parent_op() is None or isinstance(block.parent_op(), FuncOp))
+        require(self, in_function, "writes into an argument of its function")
+
+
+@irdl_op_definition
+class GroupOp(IRDLOperation):
+    """Operations that become one kernel. Reads values from outside directly; yields what others need."""
+
+    name = "graph.group"
+    label = prop_def(StringAttr)
+    outs = var_result_def(TensorType)
+    body = region_def("single_block")
+    traits = traits_def(Pure())
+
+    def verify_(self) -> None:
+        require(self, [r.type for r in self.outs] == [v.type for v in yielded(self)], "yields what its results promise")
+
+
+@irdl_op_definition
+class ReturnOp(IRDLOperation):
+    """Ends a function: each value with the shape and access under which the caller sees it."""
+
+    name = "graph.return"
+    values = var_operand_def(TensorType)
+    shapes = prop_def(ArrayAttr)
+    accesses = prop_def(ArrayAttr)
+    traits = traits_def(IsTerminator())
+
+    def verify_(self) -> None:
+        require(
+            self,
+            len(self.values) == len(self.shapes) == len(self.accesses),
+            "has one shape and one access for each value",
+        )
+        for value, shape, access in zip(self.values, self.shapes, self.accesses, strict=True):
+            require(
+                self,
+                isinstance(shape, Dims) and isinstance(access, Access),
+                "shows values through #graph.dims and #graph.access",
+            )
+            verify_accesses(self, [value], ArrayAttr([access]), shape)
+
+
+@irdl_op_definition
+class FuncOp(IRDLOperation):
+    """A tensor program: block arguments are its inputs; `symbols` names the dims unknown until run time."""
+
+    name = "graph.func"
+    sym_name = prop_def(StringAttr)
+    symbols = opt_prop_def(ArrayAttr)
+    body = region_def("single_block")
+
+    def verify_(self) -> None:
+        require(self, isinstance(self.body.block.last_op, ReturnOp), "ends with graph.return")
+
+
+def yielded(op: Operation) -> Sequence[SSAValue]:
+    """What the body of a map, reduce, scatter or group yields."""
+    last = op.regions[0].block.last_op
+    require(op, isinstance(last, YieldOp), "ends its body with graph.yield")
+    return last.operands
+
+
+GRAPH = Dialect(
+    "graph",
+    [
+        YieldOp,
+        IndexOp,
+        DimOp,
+        LoadOp,
+        RandomOp,
+        MapOp,
+        ReduceOp,
+        ContractOp,
+        ScatterOp,
+        ConcatOp,
+        AttentionOp,
+        AttentionBackwardOp,
+    ]
+    + [AssignOp, GroupOp, ReturnOp, FuncOp],
+    [Dims, Access, Indirect, TensorType],
+)
+
+__all__ = ["GRAPH", "Attribute", "Region", "yielded"]

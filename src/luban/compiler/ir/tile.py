@@ -1,0 +1,280 @@
+"""The `tile` dialect: one kernel as loops with roles over flat buffers. It knows loops and memory, but no chip.
+
+Scalars are `arith` and `math`; a loop's role says how its iterations may run, and the code generator of a target decides
+what that becomes: vector lanes and masks on a CPU, block dimensions and program ids in Triton.
+"""
+
+from __future__ import annotations
+
+from xdsl.dialects.builtin import ArrayAttr, IntAttr, StringAttr, f32, i1
+from xdsl.ir import Dialect
+from xdsl.irdl import (
+    AttrSizedOperandSegments,
+    IRDLOperation,
+    irdl_op_definition,
+    operand_def,
+    opt_operand_def,
+    prop_def,
+    region_def,
+    result_def,
+    traits_def,
+    var_operand_def,
+    var_result_def,
+)
+from xdsl.traits import IsTerminator, NoTerminator, Pure
+
+from luban.compiler.ir.attributes import INDEX, BufferType, Dims
+from luban.compiler.ir.rules import require
+
+ROLES = ("serial", "parallel", "vector", "unroll")
+COMBINES = ("add", "mul", "max", "min", "and", "or", "none")
+RANDOMS = ("uniform", "normal", "bits")
+
+
+@irdl_op_definition
+class YieldOp(IRDLOperation):
+    """Ends a loop body with the next values of what the loop carries, or an epilogue."""
+
+    name = "tile.yield"
+    values = var_operand_def()
+    traits = traits_def(IsTerminator())
+
+
+@irdl_op_definition
+class DimOp(IRDLOperation):
+    """The value of a dim (a number or an expression in the kernel's symbols), as i64."""
+
+    name = "tile.dim"
+    value = prop_def(Dims)
+    result = result_def(INDEX)
+    traits = traits_def(Pure())
+
+    def verify_(self) -> None:
+        require(self, len(self.value.data) == 1, "gives one dim")
+
+
+@irdl_op_definition
+class ForOp(IRDLOperation):
+    """for iv in [lower, upper): body. Block arguments: iv, then what is carried; results: the last carried values.
+
+    role: "serial"; "parallel" (iterations are independent and may run on any thread; carries nothing; only at the top of
+    a kernel); "vector" (iterations may run as lanes: each carried value is a reduction by its `combines` kind, which the
+    lanes may reorder); "unroll" (serial with numbers as bounds, written out by the code generator).
+    With combine "none" a carried value is an ordinary loop-carried scalar, which only serial and unroll loops may have.
+    """
+
+    name = "tile.for"
+    lower = operand_def(INDEX)
+    upper = operand_def(INDEX)
+    init = var_operand_def()
+    role = prop_def(StringAttr)
+    combines = prop_def(ArrayAttr)
+    outs = var_result_def()
+    body = region_def("single_block")
+
+    def verify_(self) -> None:
+        require(self, self.role.data in ROLES, f"has a role among {', '.join(ROLES)}")
+        types = [v.type for v in self.init]
+        block = self.body.block
+        require(
+            self, [a.type for a in block.args] == [INDEX, *types], "passes its index and what it carries to its body"
+        )
+        require(self, isinstance(block.last_op, YieldOp), "ends its body with tile.yield")
+        require(self, [v.type for v in block.last_op.operands] == types, "yields the next value of all that it carries")
+        require(self, [r.type for r in self.outs] == types, "gives the last value of all that it carries")
+        require(self, len(self.combines) == len(types), "names one combine for each carried value")
+        require(
+            self,
+            all(isinstance(c, StringAttr) and c.data in COMBINES for c in self.combines),
+            f"has combines among {', '.join(COMBINES)}",
+        )
+        if self.role.data == "parallel":
+            require(
+                self,
+                not types and isinstance(self.parent_op(), KernelOp),
+                "is parallel only at the top of a kernel and carries nothing",
+            )
+        if self.role.data == "vector":
+            require(
+                self, all(c.data != "none" for c in self.combines), "carries only reductions when it is a vector loop"
+            )
+
+
+@irdl_op_definition
+class LoadOp(IRDLOperation):
+    """buffer[offset + sum of stride * index], 0 where the optional i1 mask is false (memory is not read there)."""
+
+    name = "tile.load"
+    buffer = operand_def(BufferType)
+    indices = var_operand_def(INDEX)
+    mask = opt_operand_def()
+    strides = prop_def(Dims)
+    offset = prop_def(Dims)
+    result = result_def()
+    irdl_options = (AttrSizedOperandSegments(as_property=True),)
+
+    def verify_(self) -> None:
+        require(self, len(self.indices) == len(self.strides.data), "has one stride for each index")
+        require(self, len(self.offset.data) == 1, "has one offset")
+        require(self, self.mask is None or self.mask.type == i1, "has a mask of type i1")
+        require(self, self.result.type == self.buffer.type.dtype, "gives its buffer's element type")
+
+
+@irdl_op_definition
+class StoreOp(IRDLOperation):
+    """buffer[offset + sum of stride * index] = value, where the optional i1 mask is true.
+
+    `combine` "none" overwrites; "add", "mul", "max", "min" combine with what is there, and lanes of one vector that hit
+    the same place combine too (the code generator goes lane by lane).
+    """
+
+    name = "tile.store"
+    value = operand_def()
+    buffer = operand_def(BufferType)
+    indices = var_operand_def(INDEX)
+    mask = opt_operand_def()
+    strides = prop_def(Dims)
+    offset = prop_def(Dims)
+    combine = prop_def(StringAttr)
+    irdl_options = (AttrSizedOperandSegments(as_property=True),)
+
+    def verify_(self) -> None:
+        require(self, len(self.indices) == len(self.strides.data), "has one stride for each index")
+        require(self, len(self.offset.data) == 1, "has one offset")
+        require(self, self.mask is None or self.mask.type == i1, "has a mask of type i1")
+        require(self, self.value.type == self.buffer.type.dtype, "stores its buffer's element type")
+        require(self, self.combine.data in COMBINES, f"has a combine among {', '.join(COMBINES)}")
+
+
+@irdl_op_definition
+class AllocOp(IRDLOperation):
+    """Scratch memory of one iteration of the enclosing loop nest, on one thread; contents undefined."""
+
+    name = "tile.alloc"
+    elements = prop_def(Dims)
+    buffer = result_def(BufferType)
+
+    def verify_(self) -> None:
+        require(self, len(self.elements.data) == 1, "has one number of elements")
+
+
+@irdl_op_definition
+class CheckOp(IRDLOperation):
+    """index where 0 <= index < bound, else 0 with the run marked as failed (status bit 1)."""
+
+    name = "tile.check"
+    index = operand_def(INDEX)
+    bound = prop_def(Dims)
+    result = result_def(INDEX)
+
+    def verify_(self) -> None:
+        require(self, len(self.bound.data) == 1, "has one bound")
+
+
+@irdl_op_definition
+class RandomOp(IRDLOperation):
+    """A Philox4x32-10 random number from a seed and a counter; kinds as in graph.random."""
+
+    name = "tile.random"
+    kind = prop_def(StringAttr)
+    seed = operand_def(INDEX)
+    counter = operand_def(INDEX)
+    result = result_def()
+    traits = traits_def(Pure())
+
+    def verify_(self) -> None:
+        require(self, self.kind.data in RANDOMS, f"has a kind among {', '.join(RANDOMS)}")
+        require(
+            self,
+            self.result.type == (INDEX if self.kind.data == "bits" else f32),
+            "gives f32, or i64 when its kind is bits",
+        )
+
+
+@irdl_op_definition
+class PackOp(IRDLOperation):
+    """Copies an (outer, k) block into panels for a dot: dst[outer // panel][k // kk][outer % panel][k % kk], zero padded.
+
+    The source element (i, p) is source[base + i * strides[0] + p * strides[1]]; it is converted to dst's element type.
+    """
+
+    name = "tile.pack"
+    source = operand_def(BufferType)
+    base = operand_def(INDEX)
+    outer = operand_def(INDEX)
+    k = operand_def(INDEX)
+    target = operand_def(BufferType)
+    strides = prop_def(Dims)
+    panel = prop_def(IntAttr)
+    kk = prop_def(IntAttr)
+
+    def verify_(self) -> None:
+        require(self, len(self.strides.data) == 2, "has two strides: outer and k")
+        require(self, self.panel.data > 0 and self.kk.data > 0, "has a panel and a kk of at least 1")
+
+
+@irdl_op_definition
+class DotOp(IRDLOperation):
+    """acc[i, j] = sum over p < k of a(i, p) * b(p, j) for i < m, j < n, accumulated in float32; body(acc, i, j) uses it.
+
+    An operand is strided, element (i, p) at base + i * strides[0] + p * strides[1] - for b, element (p, j) at
+    base + j * strides[0] + p * strides[1] - or, with panel > 0, packed as tile.pack writes it.
+    `unit` names the target's dot unit; rows and columns give the register tile. The body runs once for each (i, j), in
+    any order, with j as lanes; it must not carry anything.
+    """
+
+    name = "tile.dot"
+    a = operand_def(BufferType)
+    a_base = operand_def(INDEX)
+    b = operand_def(BufferType)
+    b_base = operand_def(INDEX)
+    m = operand_def(INDEX)
+    n = operand_def(INDEX)
+    k = operand_def(INDEX)
+    a_strides = prop_def(Dims)
+    b_strides = prop_def(Dims)
+    a_panel = prop_def(IntAttr)
+    b_panel = prop_def(IntAttr)
+    kk = prop_def(IntAttr)
+    unit = prop_def(StringAttr)
+    rows = prop_def(IntAttr)
+    columns = prop_def(IntAttr)
+    body = region_def("single_block")
+
+    def verify_(self) -> None:
+        require(self, len(self.a_strides.data) == len(self.b_strides.data) == 2, "has two strides for each operand")
+        packed = self.a_panel.data > 0 or self.b_panel.data > 0
+        require(self, not packed or self.kk.data > 0, "has a kk of at least 1 where an operand is packed")
+        types = [a.type for a in self.body.block.args]
+        require(
+            self, len(types) == 3 and types[1:] == [INDEX, INDEX], "passes the sum and its row and column to its body"
+        )
+        require(self, isinstance(self.body.block.last_op, YieldOp), "ends its body with tile.yield")
+
+
+@irdl_op_definition
+class KernelOp(IRDLOperation):
+    """One kernel: block arguments are its buffers and then, as i64, its symbols in the order of `symbols`."""
+
+    name = "tile.kernel"
+    sym_name = prop_def(StringAttr)
+    symbols = prop_def(ArrayAttr)
+    body = region_def("single_block")
+    traits = traits_def(NoTerminator())
+
+    def verify_(self) -> None:
+        types = [a.type for a in self.body.block.args]
+        buffers = len(types) - len(self.symbols)
+        require(self, all(isinstance(t, BufferType) for t in types[: max(buffers, 0)]), "takes its buffers first")
+        require(
+            self,
+            buffers >= 0 and types[buffers:] == [INDEX] * len(self.symbols),
+            "takes one i64 for each of its symbols last",
+        )
+
+
+TILE = Dialect(
+    "tile",
+    [YieldOp, DimOp, ForOp, LoadOp, StoreOp, AllocOp, CheckOp, RandomOp, PackOp, DotOp, KernelOp],
+    [BufferType],
+)

@@ -1,0 +1,72 @@
+"""Memory of the tile interpreter: checked loads and stores, and the layout that tile.pack writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from xdsl.dialects.builtin import BFloat16Type
+from xdsl.ir import Attribute
+
+from luban.compiler.ir.numeric_types import conform
+from luban.errors import VerificationError
+
+
+@dataclass(frozen=True)
+class Memory:
+    """A flat array with its IR element type and the name that messages give it."""
+
+    array: np.ndarray
+    element: Attribute
+    name: str
+
+    def load(self, position: np.ndarray, mask: Any, where: Callable[[], str]) -> np.ndarray:
+        """The elements at positions, 0 where the optional mask is false. Raises VerificationError outside the memory."""
+        if mask is None:
+            self._check(position, where)
+            return self.array[position]
+        shape = np.broadcast_shapes(np.shape(position), np.shape(mask))
+        position, mask = np.broadcast_to(position, shape), np.broadcast_to(mask, shape)
+        self._check(position[mask], where)
+        if not mask.any():
+            return np.zeros(shape, self.array.dtype)
+        return np.where(mask, self.array[np.where(mask, position, 0)], self.array.dtype.type(0))
+
+    def store(
+        self, position: np.ndarray, value: np.ndarray, combine: np.ufunc | None, where: Callable[[], str]
+    ) -> None:
+        """Writes values (flat arrays of one length) in order, or combines them with what is there, one after another."""
+        self._check(position, where)
+        if combine is None:
+            self.array[position] = value
+        elif isinstance(self.element, BFloat16Type):
+            for p, v in zip(position, value, strict=False):  # every step is rounded
+                self.array[p] = conform(combine(self.array[p], v), self.element)
+        else:
+            with np.errstate(all="ignore"):
+                combine.at(self.array, position, value)
+
+    def _check(self, position: np.ndarray, where: Callable[[], str]) -> None:
+        bad = (position < 0) | (position >= self.array.size)
+        if np.any(bad):
+            index = np.asarray(position)[bad].flat[0]
+            raise VerificationError(
+                f"{where()} reaches element {index} of {self.name}, which has {self.array.size} elements"
+            )
+
+
+def pack(values: np.ndarray, panel: int, kk: int) -> np.ndarray:
+    """An (outer, k) array as flat panels [outer // panel][k // kk][outer % panel][k % kk], zero padded."""
+    outer, k = values.shape
+    rows, steps = -(-outer // panel), -(-k // kk)
+    padded = np.zeros((rows * panel, steps * kk), values.dtype)
+    padded[:outer, :k] = values
+    return padded.reshape(rows, panel, steps, kk).transpose(0, 2, 1, 3).reshape(-1)
+
+
+def unpacked(outer: int, k: int, panel: int, kk: int) -> np.ndarray:
+    """Where `pack` puts each element of an (outer, k) array."""
+    i, p = np.arange(outer)[:, None], np.arange(k)[None, :]
+    return ((i // panel) * -(-k // kk) + p // kk) * panel * kk + (i % panel) * kk + p % kk

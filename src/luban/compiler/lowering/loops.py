@@ -1,0 +1,359 @@
+"""Fused maps and reductions -> one tile kernel.
+
+Rows run in parallel; each row is visited in passes (schedule.py). Column and whole reductions accumulate in scratch, a
+chunk of rows at a time, and a second phase adds up the chunks, so that results do not depend on the number of threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from xdsl.dialects import arith
+from xdsl.ir import Attribute, SSAValue
+
+from luban.compiler.lowering.bodies import combine, copy_body, identity
+from luban.compiler.lowering.builder import KernelBuilder
+from luban.compiler.lowering.registry import Lowered, Request
+from luban.compiler.lowering.schedule import Passes, is_full_reduction, is_row_member, place_group, schedule
+from luban.compiler.passes.graph.grouping import Group
+from luban.compiler.passes.graph.placement import Axis, Member, Strides
+from luban.compiler.ir.dtypes import bytes_of
+from luban.symbolic import Dim, floordiv, product
+
+SERIAL_WORK = 16384  # elements times operations below which a thread region (2.5 us) costs more than it saves
+BLOCK = 4096  # elements of a long row that are summed before they join the total, and of a flat map a thread takes at once
+CHUNK_ELEMENTS = 32768  # elements a chunk of a column reduction covers at least
+MAX_CHUNKS = 32
+
+
+def lower(request: Request) -> Lowered:
+    """The kernel of a loop group."""
+    group = place_group(request.group)
+    yields = request.group.body.block.last_op
+    leaving = list(dict.fromkeys(yields.operands))  # type: ignore[union-attr]
+    passes = schedule(group, set(leaving))
+    emitter = _Emitter(request, group, passes, leaving)
+    emitter.emit()
+    results = {v: r for v, r in zip(yields.operands, request.group.results)}  # type: ignore[union-attr]
+    outputs = tuple(results[v] for v in leaving)
+    moved = sum(_bytes(v) for v in (*emitter.external, *outputs))
+    return Lowered(emitter.b.finish(), tuple(emitter.external), outputs, tuple(emitter.workspaces), emitter.flops(), moved)
+
+
+def _bytes(value: SSAValue) -> int:
+    size = product(value.type.shape)  # type: ignore[attr-defined]
+    return size * bytes_of(value.type.dtype) if isinstance(size, int) else 0  # type: ignore[attr-defined]
+
+
+class _Emitter:
+    """Emits one kernel; `index` holds the current loop index of each axis."""
+
+    def __init__(self, request: Request, group: Group, passes: Passes, leaving: Sequence[SSAValue]):
+        self.group, self.passes, self.leaving = group, passes, leaving
+        inside = group.produced
+        self.external = list(dict.fromkeys(v for m in group.members for v in m.op.operands if v not in inside))
+        self.late = [m for m in group.members if any(r in group.late for r in m.op.results)]
+        self.chunks = self._chunk_count(request.target.cores)
+        dtypes = [v.type.dtype for v in (*self.external, *leaving)]  # type: ignore[attr-defined]
+        late_values = [r for m in self.late for r in m.op.results]
+        self.b = KernelBuilder(request.name, [*dtypes, *(v.type.dtype for v in late_values)], request.symbols)  # type: ignore[attr-defined]
+        buffers = self.b.buffers
+        self.buffer = dict(zip((*self.external, *leaving), buffers))
+        self.partials = dict(zip(late_values, buffers[len(dtypes) :]))
+        self.workspaces: list[Dim] = [self._width(self._member(v)) * self.chunks * bytes_of(v.type.dtype) for v in late_values]  # type: ignore[attr-defined]
+        self.index: dict[Axis, SSAValue] = {}
+        self.row_values: dict[SSAValue, SSAValue] = {}
+        self.saved: dict[SSAValue, tuple[SSAValue, Strides]] = {}
+        self.cache: dict[object, SSAValue] = {}
+        self.accumulators: dict[SSAValue, SSAValue] = {}
+
+    # ---- sizes
+
+    def _elements(self) -> Dim:
+        return product(a.size for a in (*self.passes.rows, *self.passes.columns))
+
+    def _chunk_count(self, cores: int) -> int:
+        if not self.late:
+            return 0
+        rows = product(a.size for a in self.passes.rows)
+        elements = self._elements()
+        most = MAX_CHUNKS if not isinstance(elements, int) else max(1, min(MAX_CHUNKS, elements // CHUNK_ELEMENTS))
+        return most if not isinstance(rows, int) else max(1, min(most, rows))
+
+    def _member(self, value: SSAValue) -> Member:
+        return self.group.produced[value]
+
+    def _width(self, member: Member) -> Dim:
+        """Accumulators a chunk of a late reduction needs."""
+        return 1 if is_full_reduction(member, self.passes) else product(a.size for a in self.passes.columns)
+
+    def flops(self) -> int:
+        """Scalar operations, where all sizes are numbers."""
+        total = 0
+        for m in self.group.members:
+            points = product(a.size for dims in m.axes for a in dims)
+            total += len(list(m.op.regions[0].block.ops)) * points if isinstance(points, int) else 0
+        return total
+
+    def _role(self, iterations: Dim) -> str:
+        elements = self._elements()
+        work = elements * sum(len(list(m.op.regions[0].block.ops)) for m in self.group.members) if isinstance(elements, int) else None
+        return "serial" if iterations == 1 or (work is not None and work < SERIAL_WORK) else "parallel"
+
+    # ---- the outer loops
+
+    def emit(self) -> None:
+        b, rows = self.b, self.passes.rows
+        zero = b.dim(0)
+        if self.late:
+            self._emit_chunks(zero)
+            for member in self.late:
+                self._emit_totals(member)
+        elif self._flat():
+            self._emit_flat(zero)
+        else:
+            count = product(a.size for a in rows)
+            with b.loop(zero, b.dim(count), self._role(count)) as loop:
+                self._set_rows(loop.index)
+                self._emit_row()
+
+    def _flat(self) -> bool:
+        """A map over one long axis, which is cut into blocks."""
+        p = self.passes
+        return not p.rows and len(p.columns) == 1 and all(m.op.name == "graph.map" for m in self.group.members)
+
+    def _emit_flat(self, zero: SSAValue) -> None:
+        b, axis = self.b, self.passes.columns[0]
+        blocks = floordiv(axis.size + (BLOCK - 1), BLOCK)
+        with b.loop(zero, b.dim(blocks), self._role(blocks)) as loop:
+            low = b.mul(loop.index, b.dim(BLOCK))
+            self._emit_row((low, b.minimum(b.add(low, b.dim(BLOCK)), b.dim(axis.size))))
+
+    def _emit_chunks(self, zero: SSAValue) -> None:
+        b = self.b
+        rows = product(a.size for a in self.passes.rows)
+        with b.loop(zero, b.dim(self.chunks), "parallel" if self.chunks > 1 else "serial") as chunk:
+            for member in self.late:
+                self._open_accumulators(member)
+            low, high = self._chunk_bounds(chunk.index, rows)
+            with b.loop(low, high, "serial") as row:
+                self._set_rows(row.index)
+                self._emit_row()
+            for member in self.late:
+                for value in member.op.results:
+                    width = self._width(member)
+                    self._copy_accumulator(value, width, chunk.index)
+
+    def _chunk_bounds(self, chunk: SSAValue, rows: Dim) -> tuple[SSAValue, SSAValue]:
+        b, n = self.b, self.b.dim(self.chunks)
+        total = b.dim(rows)
+
+        def bound(c: SSAValue) -> SSAValue:
+            return b.binary(arith.DivUIOp, b.mul(c, total), n)
+
+        return bound(chunk), bound(b.add(chunk, b.dim(1)))
+
+    def _set_rows(self, flat: SSAValue) -> None:
+        self.index = dict(zip(self.passes.rows, self.b.digits(flat, [a.size for a in self.passes.rows])))
+
+    # ---- one row
+
+    def _emit_row(self, bounds: tuple[SSAValue, SSAValue] | None = None) -> None:
+        self.row_values, self.saved = {}, {}
+        self._emit_row_maps(-1)
+        scratch = {v: self.b.alloc(product(a.size for a in self.passes.columns), v.type.dtype) for v in self.passes.buffered}  # type: ignore[attr-defined]
+        for number in range(self.passes.count):
+            self._emit_pass(number, scratch, bounds)
+            self._emit_row_maps(number)
+
+    def _emit_row_maps(self, after: int) -> None:
+        """Row values that are known after the given pass; stores those that leave."""
+        for m in self.group.members:
+            if not is_row_member(m, self.passes.columns):
+                continue
+            if self.passes.ready[m.op.results[0]] == after:
+                self.cache = dict(self.row_values)
+                for value, got in zip(m.op.results, self._compute(m)):
+                    self.row_values[value] = got
+        for value in self.leaving:
+            if self.passes.ready.get(value) == after and value not in self.group.late:
+                writes = self._member(value).writes
+                self.b.store(self.row_values[value], self.buffer[value], *self._address(writes))
+
+    def _emit_pass(self, number: int, scratch: dict[SSAValue, SSAValue], bounds) -> None:
+        members = [m for m in self.group.members if self.passes.level.get(id(m)) == number]
+        reduces = [m for m in members if m.op.name == "graph.reduce"]
+        carried = [(m, i) for m in reduces for i in range(len(m.op.results)) if m not in self.late or is_full_reduction(m, self.passes)]
+        stores = [v for m in members if m.op.name == "graph.map" for v in m.op.results if v in self.leaving or v in scratch]
+        kinds = [m.op.properties["kinds"].data[i].data for m, i in carried]  # type: ignore[union-attr]
+        init = [identity(self.b, k, m.op.results[i].type.dtype) for k, (m, i) in zip(kinds, carried)]  # type: ignore[attr-defined]
+
+        def body(values: Sequence[SSAValue]) -> list[SSAValue]:
+            self.cache = dict(self.row_values)
+            for v in stores:
+                self._keep(v, self._value(v), scratch)
+            for m in reduces:
+                if m in self.late and not is_full_reduction(m, self.passes):
+                    self._accumulate_columns(m)
+            return [combine(self.b, k, old, self._contribution(m)[i]) for k, old, (m, i) in zip(kinds, values, carried)]
+
+        results = self._nest(self.passes.columns, init, kinds, body, bounds)
+        for v in stores:
+            self.saved[v] = (scratch[v], self._column_strides()) if v in scratch else (self.buffer[v], self._member(v).writes)
+        for (m, i), value in zip(carried, results):
+            if m in self.late:
+                self._accumulate_total(m, i, value)
+            else:
+                self.row_values[m.op.results[i]] = value
+
+    def _nest(self, axes: Sequence[Axis], init: Sequence[SSAValue], kinds: Sequence[str], body: Callable, bounds) -> Sequence[SSAValue]:
+        """Loops over the columns, the last as lanes; returns the carried values at the end."""
+        b = self.b
+        if not axes:
+            return body(list(init))
+        axis, rest = axes[0], axes[1:]
+        if rest:
+            with b.loop(b.dim(0), b.dim(axis.size), "serial", init, kinds) as loop:
+                self.index[axis] = loop.index
+                loop.yields = self._nest(rest, loop.carried, kinds, body, bounds)
+            return loop.results
+        if bounds is None and kinds and not (isinstance(axis.size, int) and axis.size <= 4 * BLOCK):
+            return self._blocked(axis, init, kinds, body)
+        low, high = bounds or (b.dim(0), b.dim(axis.size))
+        with b.loop(low, high, "vector", init, kinds) as loop:
+            self.index[axis] = loop.index
+            loop.yields = body(loop.carried)
+        return loop.results
+
+    def _blocked(self, axis: Axis, init: Sequence[SSAValue], kinds: Sequence[str], body: Callable) -> Sequence[SSAValue]:
+        """A long reduction as a sum of sums of blocks, which bounds the rounding error by the number of blocks."""
+        b = self.b
+        with b.loop(b.dim(0), b.dim(floordiv(axis.size + (BLOCK - 1), BLOCK)), "serial", init, kinds) as block:
+            low = b.mul(block.index, b.dim(BLOCK))
+            high = b.minimum(b.add(low, b.dim(BLOCK)), b.dim(axis.size))
+            with b.loop(low, high, "vector", block.carried, kinds) as loop:
+                self.index[axis] = loop.index
+                loop.yields = body(loop.carried)
+            block.yields = loop.results
+        return block.results
+
+    # ---- values
+
+    def _address(self, strides: Strides) -> tuple[list[SSAValue], list[Dim]]:
+        return [self.index[a] for a in strides], list(strides.values())
+
+    def _value(self, value: SSAValue) -> SSAValue:
+        """A value of the group at the current point: computed, remembered or read back."""
+        if value in self.cache:
+            return self.cache[value]
+        if value in self.saved:
+            buffer, strides = self.saved[value]
+            self.cache[value] = self.b.load(buffer, *self._address(strides))
+        else:
+            member = self._member(value)
+            for result, got in zip(member.op.results, self._compute(member)):
+                self.cache[result] = got
+        return self.cache[value]
+
+    def _compute(self, member: Member) -> list[SSAValue]:
+        args = [self._operand(v, read) for v, read in zip(member.op.operands, member.reads)]
+        return copy_body(self.b, member.op, args, lambda d: self._dimension_index(member, d))
+
+    def _contribution(self, member: Member) -> list[SSAValue]:
+        """What a reduction adds at the current point."""
+        key = ("contribution", id(member))
+        if key not in self.cache:
+            self.cache[key] = self._compute(member)  # type: ignore[assignment]
+        return self.cache[key]  # type: ignore[return-value]
+
+    def _operand(self, value: SSAValue, read: tuple[Strides, Dim] | None) -> SSAValue:
+        if value in self.group.produced:
+            return self._value(value)
+        if read is None:
+            return self.buffer[value]
+        key = (value, tuple((id(a), s) for a, s in read[0].items()), read[1])
+        if key not in self.cache:
+            self.cache[key] = self.b.load(self.buffer[value], *self._address(read[0]), read[1])
+        return self.cache[key]
+
+    def _dimension_index(self, member: Member, d: int) -> SSAValue:
+        index = None
+        for axis in member.axes[d]:
+            if axis.size == 1:
+                continue
+            index = self.index[axis] if index is None else self.b.add(self.b.mul(index, self.b.dim(axis.size)), self.index[axis])
+        return self.b.dim(0) if index is None else index
+
+    def _keep(self, value: SSAValue, got: SSAValue, scratch: dict[SSAValue, SSAValue]) -> None:
+        if value in scratch:
+            self.b.store(got, scratch[value], *self._address(self._column_strides()))
+        else:
+            self.b.store(got, self.buffer[value], *self._address(self._member(value).writes))
+
+    def _column_strides(self) -> Strides:
+        table: Strides = {}
+        running: Dim = 1
+        for axis in reversed(self.passes.columns):
+            table[axis] = running
+            running = running * axis.size
+        return table
+
+    # ---- column and whole reductions
+
+    def _kind(self, value: SSAValue) -> str:
+        member = self._member(value)
+        return member.op.properties["kinds"].data[list(member.op.results).index(value)].data  # type: ignore[union-attr]
+
+    def _open_accumulators(self, member: Member) -> None:
+        width = self._width(member)
+        for value in member.op.results:
+            dtype: Attribute = value.type.dtype  # type: ignore[attr-defined]
+            self.accumulators[value] = self.b.alloc(width, dtype)
+            with self.b.loop(self.b.dim(0), self.b.dim(width), "vector") as loop:
+                self.b.store(identity(self.b, self._kind(value), dtype), self.accumulators[value], [loop.index], [1])
+
+    def _accumulate_columns(self, member: Member) -> None:
+        for value, got in zip(member.op.results, self._contribution(member)):
+            address = self._address(self._column_strides())
+            old = self.b.load(self.accumulators[value], *address)
+            self.b.store(combine(self.b, self._kind(value), old, got), self.accumulators[value], *address)
+
+    def _accumulate_total(self, member: Member, i: int, got: SSAValue) -> None:
+        value = member.op.results[i]
+        old = self.b.load(self.accumulators[value], [], [])
+        self.b.store(combine(self.b, self._kind(value), old, got), self.accumulators[value], [], [])
+
+    def _copy_accumulator(self, value: SSAValue, width: Dim, chunk: SSAValue) -> None:
+        b = self.b
+        with b.loop(b.dim(0), b.dim(width), "vector") as loop:
+            b.store(b.load(self.accumulators[value], [loop.index], [1]), self.partials[value], [chunk, loop.index], [width, 1])
+
+    def _emit_totals(self, member: Member) -> None:
+        """The second phase: adds up the chunks."""
+        b, width = self.b, self._width(member)
+        whole = is_full_reduction(member, self.passes)
+        columns = [] if whole else self.passes.columns
+        for value in member.op.results:
+            if value not in self.leaving:
+                continue
+            kind, dtype = self._kind(value), value.type.dtype  # type: ignore[attr-defined]
+
+            def total(position: Callable[[], tuple[list[SSAValue], list[Dim]]], value=value, kind=kind, dtype=dtype) -> SSAValue:
+                with b.loop(b.dim(0), b.dim(self.chunks), "serial", [identity(b, kind, dtype)], [kind]) as loop:
+                    at, strides = position()
+                    got = b.load(self.partials[value], [loop.index, *at], [width, *strides])
+                    loop.yields = [combine(b, kind, loop.carried[0], got)]
+                return loop.results[0]
+
+            def body(_, value=value, total=total) -> list[SSAValue]:
+                got = total(lambda: self._address(self._column_strides()))
+                b.store(got, self.buffer[value], *self._address(self._member(value).writes))
+                return []
+
+            if whole:
+                with b.loop(b.dim(0), b.dim(1), "serial"):
+                    b.store(total(lambda: ([], [])), self.buffer[value], [], [])
+            else:
+                self._nest(columns, [], [], body, None)
+
+

@@ -1,0 +1,132 @@
+"""Brings every contraction to one m, one n and one k dimension (and few batch dimensions).
+
+Neighbouring dimensions join where both operands walk them as one. An operand that does not - the patches of a
+convolution, transposed heads - is copied into rows first; fusion may then compute it there instead of copying it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from xdsl.dialects.builtin import ArrayAttr, IntAttr, ModuleOp
+from xdsl.ir import Block, Region, SSAValue
+
+from luban.compiler.ir import graph
+from luban.compiler.ir.attributes import Access, Dims, TensorType, contiguous
+from luban.compiler.passes.registry import register
+from luban.symbolic import Dim, product
+
+
+@dataclass
+class _Operand:
+    value: SSAValue
+    strides: list[list[Dim]]  # for batch, m or n, k
+    offset: Dim
+
+
+@register
+@dataclass(frozen=True)
+class ContractLayout:
+    """See the module. Without it the compute library would need a kernel for every number of dimensions."""
+
+    name: ClassVar[str] = "contract_layout"
+
+    def apply(self, module: ModuleOp) -> None:
+        for func in module.body.block.ops:
+            if isinstance(func, graph.FuncOp):
+                for op in list(func.body.block.ops):
+                    if isinstance(op, graph.ContractOp):
+                        _normalise(op)
+
+
+def _normalise(op: graph.ContractOp) -> None:
+    counts = [c.data for c in op.counts]
+    sizes = _segments(op.domain.data, counts)
+    a_strides, b_strides = (_segments(access.strides, counts) for access in op.accesses.data)
+    a = _Operand(op.a, [a_strides[0], a_strides[1], a_strides[3]], op.accesses.data[0].offset)
+    b = _Operand(op.b, [b_strides[0], b_strides[2], b_strides[3]], op.accesses.data[1].offset)
+    batch, m, n, k = sizes
+    m, (a.strides[1],) = _merge(m, [a.strides[1]])
+    n, (b.strides[1],) = _merge(n, [b.strides[1]])
+    k, (a.strides[2], b.strides[2]) = _merge(k, [a.strides[2], b.strides[2]])
+    if len(k) > 1 or len(m) > 1:
+        a = _to_rows(op, a, batch, m, k)
+    if len(k) > 1 or len(n) > 1:
+        b = _to_rows(op, b, batch, n, k)
+    m, n, k = [product(m)], [product(n)], [product(k)]
+    batch, (a.strides[0], b.strides[0]) = _merge(batch, [a.strides[0], b.strides[0]])
+    zeros: list[Dim] = [0]
+    new = graph.ContractOp.create(
+        operands=[a.value, b.value],
+        result_types=[TensorType.of([*batch, *m, *n], op.out.type.dtype)],
+        properties={
+            "domain": Dims((*batch, *m, *n, *k)),
+            "counts": ArrayAttr([IntAttr(len(batch)), IntAttr(1), IntAttr(1), IntAttr(1)]),
+            "accesses": ArrayAttr(
+                [
+                    Access.of([*a.strides[0], *a.strides[1], *zeros, *a.strides[2]], a.offset),
+                    Access.of([*b.strides[0], *zeros, *b.strides[1], *b.strides[2]], b.offset),
+                ]
+            ),
+        },
+    )
+    block = op.parent
+    assert block is not None
+    block.insert_op_before(new, op)
+    op.out.replace_all_uses_with(new.out)
+    op.detach()
+    op.erase()
+
+
+def _segments(values: Sequence[Dim], counts: Sequence[int]) -> list[list[Dim]]:
+    result, at = [], 0
+    for c in counts:
+        result.append(list(values[at : at + c]))
+        at += c
+    return result
+
+
+def _merge(sizes: list[Dim], tables: list[list[Dim]]) -> tuple[list[Dim], list[list[Dim]]]:
+    """Joins neighbouring dimensions that every stride table walks as one; drops those of size 1 but keeps at least one."""
+    kept = [d for d, n in enumerate(sizes) if n != 1]
+    if not kept:
+        return ([1], [[0] for _ in tables])
+    out_sizes: list[Dim] = []
+    out: list[list[Dim]] = [[] for _ in tables]
+    for d in kept:
+        if out_sizes and all(t[-1] == table[d] * sizes[d] for t, table in zip(out, tables)):
+            out_sizes[-1] = out_sizes[-1] * sizes[d]
+            for t, table in zip(out, tables):
+                t[-1] = table[d]
+        else:
+            out_sizes.append(sizes[d])
+            for t, table in zip(out, tables):
+                t.append(table[d])
+    return out_sizes, out
+
+
+def _to_rows(op: graph.ContractOp, operand: _Operand, batch: list[Dim], outer: list[Dim], k: list[Dim]) -> _Operand:
+    """A copy of the operand as (batch, outer, k) rows; batch dimensions along which it does not move are left out."""
+    moving = [d for d, s in enumerate(operand.strides[0]) if s != 0]
+    shape = [batch[d] for d in moving] + outer + k
+    strides = [operand.strides[0][d] for d in moving] + operand.strides[1] + operand.strides[2]
+    dtype = operand.value.type.dtype  # type: ignore[attr-defined]
+    body = Block(arg_types=[dtype])
+    body.add_op(graph.YieldOp.create(operands=[body.args[0]]))
+    rows = graph.MapOp.create(
+        operands=[operand.value],
+        result_types=[TensorType.of(shape, dtype)],
+        properties={"domain": Dims(tuple(shape)), "accesses": ArrayAttr([Access.of(strides, operand.offset)])},
+        regions=[Region(body)],
+    )
+    block = op.parent
+    assert block is not None
+    block.insert_op_before(rows, op)
+    depth = product(k)
+    steps = contiguous([batch[d] for d in moving] + [product(outer), depth])
+    batch_strides: list[Dim] = [0] * len(batch)
+    for d, s in zip(moving, steps):
+        batch_strides[d] = s
+    return _Operand(rows.outs[0], [batch_strides, [depth], [1]], 0)

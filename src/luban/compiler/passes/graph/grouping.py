@@ -1,0 +1,260 @@
+"""Groups of operations that one kernel can run, and the rules by which an operation joins one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from xdsl.ir import Operation, SSAValue
+
+from luban.compiler.ir.attributes import Access, Indirect
+from luban.compiler.passes.graph.placement import (
+    Axis,
+    Matcher,
+    Member,
+    Strides,
+    domain_of,
+    match_dims,
+    place,
+    same_place,
+    split_strides,
+    start,
+)
+from luban.symbolic import Dim, product
+
+MAX_MEMBERS = 48  # beyond this, live scalars outgrow the registers of every target
+MAX_COLUMN_ELEMENTS = 16384  # a column accumulator a chunk must stay in a first- or second-level cache
+LOOPS = ("graph.map", "graph.reduce")
+
+
+@dataclass
+class Group:
+    """Members that share a space. `columns` are the axes that row reductions run over (None: not decided yet)."""
+
+    kind: str  # "loop", "contract" or the name of a lone operation
+    axes: list[Axis] = field(default_factory=list)
+    members: list[Member] = field(default_factory=list)
+    columns: list[Axis] | None = None
+    produced: dict[SSAValue, Member] = field(default_factory=dict)
+    late: set[SSAValue] = field(default_factory=set)  # column and whole reductions: known only after the loop
+    replaced: dict[SSAValue, SSAValue] = field(default_factory=dict)  # argument -> the value that takes over its memory
+
+    @property
+    def rows(self) -> list[Axis]:
+        return [a for a in self.axes if a not in (self.columns or [])]
+
+
+def open_group(op: Operation, targets: Mapping[SSAValue, SSAValue] = MappingProxyType({})) -> Group:
+    """A group with one operation."""
+    if op.name not in LOOPS and op.name != "graph.contract":
+        return Group(op.name)
+    axes, member = start(op)
+    group = Group("contract" if op.name == "graph.contract" else "loop", axes)
+    if op.name == "graph.reduce":
+        _decide_columns(group, member)
+    _admit(group, member)
+    group.replaced.update({targets[r]: r for r in op.results if r in targets})
+    return group
+
+
+def join(group: Group, op: Operation, targets: Mapping[SSAValue, SSAValue] = MappingProxyType({})) -> bool:
+    """Adds `op` to the group if it can run in the group's loops; says whether it did.
+
+    `targets` maps values to the arguments whose memory they take over: nobody in the group may read such an argument at
+    any place but the one that is about to be overwritten.
+    """
+    if op.name not in LOOPS or len(group.members) >= MAX_MEMBERS or group.kind not in ("loop", "contract"):
+        return False
+    if group.kind == "contract" and op.name != "graph.map":
+        return False
+    lead = _lead(group, op)
+    if lead is None:
+        return False
+    access, reference, offset = lead
+    if access.offset != offset:
+        return False
+    matcher = Matcher(group.axes, reference)
+    axes = match_dims(op, matcher, access)
+    if axes is None:
+        return False
+    member = place(op, axes)
+    if not _edges_hold(group, op, member, matcher) or not _role_fits(group, member, matcher):
+        return False
+    if not _in_place_holds(group, member, matcher, targets):
+        return False
+    for split in matcher.splits:
+        _apply(group, split)
+    group.axes = matcher.axes
+    if member.op.name == "graph.reduce" and group.columns is None:
+        _decide_columns(group, member)
+    elif group.columns is None and matcher.free():
+        group.columns = matcher.free()
+    _admit(group, member)
+    group.replaced.update({targets[r]: r for r in op.results if r in targets})
+    return True
+
+
+def _lead(group: Group, op: Operation) -> tuple[Access, Strides, Dim] | None:
+    """The operand that ties `op` to the group: one produced there (the widest), else one that both read alike."""
+    best: tuple[Access, Strides, Dim] | None = None
+    accesses = op.properties["accesses"].data  # type: ignore[union-attr]
+    for operand, access in zip(op.operands, accesses):
+        if operand not in group.produced:
+            continue
+        if operand in group.late or isinstance(access, Indirect):
+            return None
+        writes = group.produced[operand].writes
+        if best is None or len(writes) > len(best[1]):
+            best = (access, writes, 0)
+    if best is not None or group.kind == "contract":
+        return best
+    for operand, access in zip(op.operands, accesses):
+        if isinstance(access, Indirect):
+            continue
+        for member in group.members:
+            for other, read in zip(member.op.operands, member.reads):
+                if other is operand and read is not None and (best is None or len(read[0]) > len(best[1])):
+                    best = (access, *read)
+    whole = len([a for a in group.axes if a.size != 1])
+    return best if best is not None and len(best[1]) == whole else None
+
+
+def _edges_hold(group: Group, op: Operation, member: Member, matcher: Matcher) -> bool:
+    """Whether every value from the group is read where it is written."""
+    for operand, read in zip(op.operands, member.reads):
+        producer = group.produced.get(operand)
+        if producer is None:
+            continue
+        if read is None or operand in group.late:
+            return False
+        writes = dict(producer.writes)
+        for split in matcher.splits:
+            split_strides(writes, split)
+        if not same_place(read, (writes, 0)):
+            return False
+    return True
+
+
+def _in_place_holds(group: Group, member: Member, matcher: Matcher, targets: Mapping[SSAValue, SSAValue]) -> bool:
+    """Whether arguments that the group overwrites are read only where, and in the pass in which, they are overwritten."""
+    writes = {targets[r]: member.writes for r in member.op.results if r in targets}
+    for argument, value in group.replaced.items():
+        old = dict(group.produced[value].writes)
+        for split in matcher.splits:
+            split_strides(old, split)
+        writes[argument] = old
+    if not writes:
+        return True
+    reduces = any(m.op.name == "graph.reduce" for m in (*group.members, member))
+    for m in (*group.members, member):
+        for operand, read in zip(m.op.operands, m.reads if m.reads else [None] * len(m.op.operands)):
+            if operand not in writes:
+                continue
+            if read is None or reduces:
+                return False
+            strides = dict(read[0])
+            if m is not member:
+                for split in matcher.splits:
+                    split_strides(strides, split)
+            if not same_place((strides, read[1]), (writes[operand], 0)):
+                return False
+    return True
+
+
+def _role_fits(group: Group, member: Member, matcher: Matcher) -> bool:
+    """Whether the member is a full, row or reducing operation of the group's rows and columns."""
+    columns = group.columns
+    if columns is not None:
+        columns = _split_list(columns, matcher)
+    covered = {a for dims in member.axes for a in dims}
+    missing = [a for a in matcher.axes if a not in covered and a.size != 1]
+    if group.kind == "contract":
+        return not missing and len(matcher.axes) == len([a for a in group.axes]) + len(matcher.splits)
+    opened = [a for a in matcher.axes if a.size != 1 and a not in _split_list(group.axes, matcher)]
+    if opened and (columns is not None or any(m.op.name == "graph.reduce" for m in group.members)):
+        return False
+    if missing and columns is not None:
+        return set(missing) == set(a for a in columns if a.size != 1) and member.op.name == "graph.map"
+    if missing:
+        return member.op.name == "graph.map" and all(m.op.name == "graph.map" for m in group.members)
+    if member.op.name != "graph.reduce":
+        return True
+    reduced = {a for a in member.reduced if a.size != 1}
+    if columns is None:
+        return _column_size_fits(matcher.axes, member)
+    inner = {a for a in columns if a.size != 1}
+    outer = {a for a in matcher.axes if a.size != 1} - inner
+    if reduced == inner:
+        return True
+    argument = any(k.data.startswith("arg") for k in member.op.properties["kinds"].data)  # type: ignore[union-attr]
+    return not argument and reduced in (outer, inner | outer) and _small(inner)
+
+
+def _column_size_fits(axes: list[Axis], member: Member) -> bool:
+    kept = [a for a in axes if a not in member.reduced]
+    return _is_row_reduction(axes, member) or _small(set(kept))
+
+
+def _small(axes: set[Axis]) -> bool:
+    size = product(a.size for a in axes)
+    return isinstance(size, int) and size <= MAX_COLUMN_ELEMENTS
+
+
+def _is_row_reduction(axes: list[Axis], member: Member) -> bool:
+    """A reduction is over rows' elements when it covers the axis along which its data are contiguous."""
+    unit = [a for r in member.reads if r is not None for a, s in r[0].items() if s == 1]
+    if unit:
+        return unit[0] in member.reduced
+    return bool(axes) and axes[-1] in member.reduced
+
+
+def _decide_columns(group: Group, member: Member) -> None:
+    """Chooses rows and columns from the first reduction of a group."""
+    kept = [a for a in group.axes if a not in member.reduced]
+    if all(a.size == 1 for a in kept):
+        group.columns = _innermost(group, member)
+    elif _is_row_reduction(group.axes, member):
+        group.columns = list(member.reduced)
+    else:
+        group.columns = kept
+
+
+def _innermost(group: Group, member: Member) -> list[Axis]:
+    """For a reduction of everything: the last axis as columns, so that the others can be spread over threads."""
+    real = [a for a in group.axes if a.size != 1]
+    return real[-1:]
+
+
+def _split_list(axes: list[Axis], matcher: Matcher) -> list[Axis]:
+    result = list(axes)
+    for split in matcher.splits:
+        if split.axis in result:
+            at = result.index(split.axis)
+            result[at : at + 1] = [split.outer, split.inner]
+    return result
+
+
+def _apply(group: Group, split) -> None:
+    for member in group.members:
+        member.apply(split)
+    if group.columns is not None and split.axis in group.columns:
+        at = group.columns.index(split.axis)
+        group.columns[at : at + 1] = [split.outer, split.inner]
+
+
+def _admit(group: Group, member: Member) -> None:
+    group.members.append(member)
+    inner = {a for a in group.columns or [] if a.size != 1}
+    late = member.op.name == "graph.reduce" and {a for a in member.reduced if a.size != 1} != inner
+    if member.op.name == "graph.reduce" and group.columns is not None and not inner:
+        late = False
+    for result in member.op.results:
+        group.produced[result] = member
+        if late:
+            group.late.add(result)
+
+
+def elements(op: Operation) -> Dim:
+    """How many points the operation's domain has."""
+    return product(domain_of(op))

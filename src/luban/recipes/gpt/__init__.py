@@ -1,0 +1,1 @@
+"""The main job: a small GPT trained on real text."""

@@ -1,0 +1,144 @@
+"""A program in memory, ready to run: one call of native code for each call, on torch tensors or NumPy arrays."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from luban import events
+from luban.errors import ConfigError, LubanError
+from luban.runtime import arena, elf, externals, threads
+from luban.runtime import program as programs
+from luban.runtime.program import Plan, Program
+
+_ENTRY_TYPE = ctypes.CFUNCTYPE(
+    None, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p
+)
+_PLANS_KEPT = 256
+_STATUS = ((1, "an index is out of range"),)
+
+
+class _Call(threading.local):
+    """The runtime struct that native code gets, one a thread: thread count, stamps, address of the status word."""
+
+    def __init__(self) -> None:
+        self.status = ctypes.c_int64(0)
+        self.struct = (ctypes.c_int64 * 3)(1, 0, ctypes.addressof(self.status))
+        self.address = ctypes.addressof(self.struct)
+
+
+_call = _Call()
+
+
+class LoadedProgram:
+    """Callable on a list of inputs (torch tensors on the CPU, ints for symbols); returns the list of outputs.
+
+    Inputs must have the dtypes, shapes and strides that the program was compiled for: anything else is a ConfigError
+    before any native code runs. Calls from several threads at once are safe.
+    """
+
+    def __init__(self, program: Program, image: elf.Image):
+        self.program = program
+        self.signature = programs.signature(program)
+        self._image = image
+        self._entry = _ENTRY_TYPE(image.lookup(programs.ENTRY))
+        self._plans: dict[tuple[int, ...], Plan] = {}
+        self._sources = self.signature.sources
+        self._torch: Any = None
+
+    def __call__(self, inputs: Sequence) -> list:
+        if self._torch is None:
+            from luban.runtime.torch_call import TorchCall
+
+            self._torch = TorchCall(self)
+        return self._torch(inputs)
+
+    def call_numpy(self, inputs: Sequence) -> list:
+        """The same on NumPy arrays; bfloat16 is `ml_dtypes.bfloat16` or raw uint16."""
+        from luban.runtime import numpy_call
+
+        return numpy_call.call(self, inputs)
+
+    def symbol_values(self, inputs: Sequence) -> tuple[int, ...]:
+        """The values of the program's symbols for these inputs."""
+        values = []
+        try:
+            for kind, i, d in self._sources:
+                if kind == "size":
+                    values.append(inputs[i].shape[d])
+                elif kind == "input":
+                    values.append(int(inputs[i]))
+                else:
+                    values.append(_stride(inputs[i], d))
+        except (IndexError, AttributeError, TypeError, ValueError):
+            given = describe(inputs[i]) if i < len(inputs) else "missing"
+            raise ConfigError(
+                f"input {i} of {self.program.name} is {given}, which does not give the size "
+                f"{self.signature.symbols[len(values)]}; pass inputs like those it was compiled for"
+            ) from None
+        return tuple(values)
+
+    def plan(self, values: tuple[int, ...]) -> Plan:
+        """The call plan for symbol values; computed once for each."""
+        found = self._plans.get(values)
+        if found is None:
+            if len(self._plans) >= _PLANS_KEPT:
+                self._plans.clear()
+            found = self._plans[values] = programs.plan(self.signature, values)
+        return found
+
+    def run(self, arguments: bytes, plan: Plan) -> None:
+        """Calls the native entry on the packed pointer array. Raises LubanError when a kernel met bad data."""
+        call = _call
+        call.struct[0] = threads.num_threads()
+        base = arena.address(plan.arena_bytes) if plan.arena_bytes else 0
+        if events.enabled:
+            self._run_recorded(arguments, plan, base)
+        else:
+            self._entry(arguments, plan.symbols, base, plan.offsets, call.address)
+        if call.status.value:
+            self._fail()
+
+    def _run_recorded(self, arguments: bytes, plan: Plan, base: int) -> None:
+        kernels = self.program.kernels
+        stamps = (ctypes.c_int64 * (2 * len(kernels)))()
+        _call.struct[1] = ctypes.addressof(stamps)
+        try:
+            self._entry(arguments, plan.symbols, base, plan.offsets, _call.address)
+        finally:
+            _call.struct[1] = 0
+        for i, kernel in enumerate(kernels):
+            facts = {key: kernel[key] for key in ("kind", "flops", "bytes") if key in kernel}
+            events.span(kernel["name"], "kernel", stamps[2 * i], stamps[2 * i + 1], program=self.program.name, **facts)
+
+    def _fail(self) -> None:
+        status, _call.status.value = _call.status.value, 0
+        met = [text for bit, text in _STATUS if status & bit] or [f"status {status}"]
+        raise LubanError(f"{self.program.name} stopped on bad data: {' and '.join(met)}; check the indices it is given")
+
+
+def load(program: Program) -> LoadedProgram:
+    """Maps a program's code into this process.
+
+    Raises LubanError for a damaged or foreign object, TargetError when it needs features that this chip lacks.
+    """
+    required = program.metadata.get("requires")
+    if required:
+        from luban.targets import host
+
+        host.require(required, program.name)
+    return LoadedProgram(program, elf.load(program.object, externals.resolve, program.name))
+
+
+def _stride(value: Any, d: int) -> int:
+    return value.stride(d) if callable(getattr(value, "stride", None)) else value.strides[d] // value.itemsize
+
+
+def describe(value: object) -> str:
+    """A value in an error message: dtype, shape and strides of a tensor, else its type."""
+    shape = getattr(value, "shape", None)
+    if shape is None:
+        return f"{type(value).__name__} {value!r}" if isinstance(value, (int, float)) else f"a {type(value).__name__}"
+    return f"{str(getattr(value, 'dtype', '')).removeprefix('torch.')} of shape {tuple(shape)}"
