@@ -3,9 +3,9 @@
     python tools/fit_polynomials.py            # writes src/luban/compiler/codegen/llvm/mathlib/coefficients.py
     python tools/fit_polynomials.py NAME...    # prints these fits only
 
-Each fit is a minimax polynomial found by Remez' exchange in 50-digit arithmetic. Coefficients are rounded to their machine
-type one after the other, lowest power first, and the rest is fitted again after each, so that the rounded polynomial is
-nearly as good as the exact one. Needs mpmath.
+Each fit is a minimax polynomial found by Remez' exchange in 50-digit arithmetic. Coefficients are rounded to their
+machine type one after the other, lowest power first, and the rest is fitted again after each, so that the rounded
+polynomial is nearly as good as the exact one. Needs mpmath.
 """
 
 from __future__ import annotations
@@ -147,16 +147,54 @@ def logarithm_fits() -> list[Fit]:
         return mp.log1p(f) / mp.log(2) / f
 
     return [
-        Fit("LOG_FLOAT", "log(1 + f) = f - f^2/2 + f^3 p(f)", log_rest, (-THIRD, THIRD), 7,
-            lambda f: abs(f**3 / mp.log1p(f)), "relative to log(1 + f)"),
-        Fit("LOG2_FLOAT", "log2(1 + f) = f + f p(f)", lambda f: log2_ratio(f) - 1, (-THIRD, THIRD), 9,
-            lambda f: 1 / log2_ratio(f), "relative to log2(1 + f)"),
-        Fit("LOG2_WIDE", "log2(1 + f) = f p(f), double inside float32 pow", log2_ratio, (-THIRD, THIRD), 14,
-            lambda f: 1 / log2_ratio(f), "relative to log2(1 + f)", "double"),
-        Fit("ATANH_POW", "atanh(s) = s (1 + z/3 + z^2 p(z)), z = s^2, inside float64 pow",
-            root(lambda s, z: (mp.atanh(s) / s - 1 - z / 3) / z**2), (0, S_MAX), 6, lambda z: z**2, "relative to s", "double"),
-        Fit("ATANH_DOUBLE", "log((1 + s) / (1 - s)) = 2 s + s z p(z), z = s^2", root(atanh_rest), (0, S_MAX), 6,
-            root(lambda s, z: s * z / mp.atanh(s) / 2), "relative to the logarithm", "double"),
+        Fit(
+            "LOG_FLOAT",
+            "log(1 + f) = f - f^2/2 + f^3 p(f)",
+            log_rest,
+            (-THIRD, THIRD),
+            7,
+            lambda f: abs(f**3 / mp.log1p(f)),
+            "relative to log(1 + f)",
+        ),
+        Fit(
+            "LOG2_FLOAT",
+            "log2(1 + f) = f + f p(f)",
+            lambda f: log2_ratio(f) - 1,
+            (-THIRD, THIRD),
+            9,
+            lambda f: 1 / log2_ratio(f),
+            "relative to log2(1 + f)",
+        ),
+        Fit(
+            "LOG2_WIDE",
+            "log2(1 + f) = f p(f), double inside float32 pow",
+            log2_ratio,
+            (-THIRD, THIRD),
+            14,
+            lambda f: 1 / log2_ratio(f),
+            "relative to log2(1 + f)",
+            "double",
+        ),
+        Fit(
+            "ATANH_POW",
+            "atanh(s) = s (1 + z/3 + z^2 p(z)), z = s^2, inside float64 pow",
+            root(lambda s, z: (mp.atanh(s) / s - 1 - z / 3) / z**2),
+            (0, S_MAX),
+            6,
+            lambda z: z**2,
+            "relative to s",
+            "double",
+        ),
+        Fit(
+            "ATANH_DOUBLE",
+            "log((1 + s) / (1 - s)) = 2 s + s z p(z), z = s^2",
+            root(atanh_rest),
+            (0, S_MAX),
+            6,
+            root(lambda s, z: s * z / mp.atanh(s) / 2),
+            "relative to the logarithm",
+            "double",
+        ),
     ]
 
 
@@ -167,7 +205,16 @@ def trigonometric_fits() -> list[Fit]:
     def make(name: str, f: Real, top: float, degree: int, precision: str = "float") -> Fit:
         rest, weight = odd(f)
         label = name.split("_")[0].lower()
-        return Fit(name, f"{label}(z) = z + z u p(u), u = z^2", rest, (0, top), degree, weight, f"relative to {label}", precision)
+        return Fit(
+            name,
+            f"{label}(z) = z + z u p(u), u = z^2",
+            rest,
+            (0, top),
+            degree,
+            weight,
+            f"relative to {label}",
+            precision,
+        )
 
     return [
         make("SIN_FLOAT", mp.sin, HALF_PI**2 * 1.002, 3),
@@ -185,17 +232,34 @@ def error_function_fits() -> list[Fit]:
     small, text = root(lambda z, u: mp.erf(z) / z - 1), "exp(x^2) erfc(x) = p(w), w = 1 / (x + 3)"
     small_weight = root(lambda z, u: z / mp.erf(z))
     return [
-        Fit("ERFC_WIDE", text + ", double inside float32 erfc", scaled, (1 / 13.25, 1 / 3), 10,
-            lambda w: 1 / scaled(w), "relative to erfc", "double"),
-        Fit("ERFC_DOUBLE", text, scaled, (1 / 30.5, 1 / 3.99), 20, lambda w: 1 / scaled(w), "relative to erfc", "double"),
+        Fit(
+            "ERFC_WIDE",
+            text + ", double inside float32 erfc",
+            scaled,
+            (1 / 13.25, 1 / 3),
+            10,
+            lambda w: 1 / scaled(w),
+            "relative to erfc",
+            "double",
+        ),
+        Fit(
+            "ERFC_DOUBLE", text, scaled, (1 / 30.5, 1 / 3.99), 20, lambda w: 1 / scaled(w), "relative to erfc", "double"
+        ),
         Fit("ERF_DOUBLE", "erf(z) = z + z p(u), u = z^2", small, (0, 1), 12, small_weight, "relative to erf", "double"),
-        Fit("ERF_FLOAT", "erf(z) = z + z p(u), u = z^2", small, (0, 1), 6, small_weight, "relative to erf"),
-        Fit("ERF_TAIL_FLOAT", "1 - erf(x) = p(x - 2.46875), x from 1 to 3.9375", lambda y: mp.erfc(y + 2.46875),
-            (-1.46875, 1.46875), 12, lambda y: mp.mpf(1), "absolute"),
+        Fit("ERF_FLOAT", "erf(z) = z + z p(u), u = z^2", small, (0, 1.1875**2), 6, small_weight, "relative to erf"),
+        Fit(
+            "ERF_TAIL_FLOAT",
+            "1 - erf(x) = p(x - 2.59375), x from 1.1875 to 4",
+            lambda y: mp.erfc(y + 2.59375),
+            (-1.40625, 1.40625),
+            13,
+            lambda y: mp.mpf(1),
+            "absolute",
+        ),
     ]
 
 
-HEADER = '''"""Coefficients of the elementary functions, constant term first. Written by tools/fit_polynomials.py; do not edit."""
+HEADER = '''"""Coefficients of the elementary functions, constant term first. Written by tools/fit_polynomials.py."""
 '''
 
 
@@ -221,7 +285,7 @@ def main(wanted: list[str]) -> None:
         size = f"max error 2^{float(mp.log(error, 2)):.1f} {spec.meaning}"
         print(f"{spec.name}: degree {spec.degree}, {size}", file=sys.stderr)
         parts.append(
-            f"\n# {spec.text}; degree {spec.degree} on [{low:.6g}, {high:.6g}], {size}.\n"
+            f"\n# {spec.text}.\n# Degree {spec.degree} on [{low:.6g}, {high:.6g}], {size}.\n"
             f"{spec.name} = (\n{rows([shortest(c, spec.precision) for c in coefficients])})\n"
         )
     if wanted:

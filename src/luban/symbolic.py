@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from luban.errors import ConfigError
@@ -208,7 +208,7 @@ def _term_text(monomial: Monomial, c: int) -> str:
     return "*".join(monomial) if c == 1 else "*".join((*monomial, str(c)))
 
 
-_FUNCTIONS = {
+_FUNCTIONS: dict[str, Callable[[int, int], int]] = {
     "floordiv": lambda a, b: a // b,
     "mod": lambda a, b: a % b,
     "max": max,

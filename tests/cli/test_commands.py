@@ -28,7 +28,7 @@ def test_recipes(capsys):
 @dataclass(frozen=True)
 class Unit:
     name: str
-    tile: tuple[int, int]
+    input: str
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,8 @@ class Chip:
     family: str = "x86-64"
     vector_bits: int = 512
     caches: tuple[int, ...] = (32768, 1 << 20)
-    matrix_unit: Unit | None = None
+    matrix_unit: str | None = None
+    dot_units: tuple[Unit, ...] = (Unit("fma", "float32"),)
     dtypes: frozenset[str] = frozenset({"float32", "bfloat16"})
     cores: int = 2
     verified: bool = True
@@ -46,7 +47,7 @@ class Chip:
 @pytest.fixture
 def chips(monkeypatch):
     module = types.ModuleType("luban.targets")
-    known = {"native": Chip("native"), "x86-64-amx": Chip("x86-64-amx", matrix_unit=Unit("amx", (16, 64)))}
+    known = {"native": Chip("native"), "x86-64-amx": Chip("x86-64-amx", matrix_unit="amx")}
     module.names, module.get = lambda: list(known), known.__getitem__
     import luban
 
@@ -57,7 +58,7 @@ def chips(monkeypatch):
 def test_targets(chips, capsys):
     code, result = answer(capsys, "targets")
     assert code == 0 and [t["name"] for t in result["targets"]] == ["native", "x86-64-amx"]
-    assert result["targets"][1]["matrix_unit"] == {"name": "amx", "tile": [16, 64]}
+    assert result["targets"][1]["dot_units"] == [{"name": "fma", "input": "float32"}]
     assert result["targets"][0]["dtypes"] == ["bfloat16", "float32"]
     assert main(["targets"]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -19,8 +19,8 @@ from luban.recipes.gpt.model import GPT, make_optimizer
 from luban.recipes.gpt.tokenizer import Tokenizer, learn
 
 TINY = options.Options(
-    run_dir="unused", layers=2, heads=2, width=16, context=16, batch=4, steps=8, lr=1e-2, warmup=2, eval_every=4, checkpoint_every=4,
-    backend="eager",
+    run_dir="unused", backend="eager", layers=2, heads=2, width=16, context=16, batch=4, steps=8, lr=1e-2,
+    warmup=2, eval_every=4, checkpoint_every=4,
 )  # fmt: skip
 
 

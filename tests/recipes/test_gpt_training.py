@@ -41,8 +41,8 @@ class Silent:
 def tiny(tmp_path):
     (tmp_path / "text.txt").write_text(TEXT)
     return Options(
-        run_dir=str(tmp_path / "run"), layers=2, heads=2, width=16, context=16, batch=4, steps=8, lr=1e-2, warmup=2, eval_every=4,
-        checkpoint_every=4, text=str(tmp_path / "text.txt"), backend="eager",
+        run_dir=str(tmp_path / "run"), backend="eager", layers=2, heads=2, width=16, context=16, batch=4, steps=8,
+        lr=1e-2, warmup=2, eval_every=4, checkpoint_every=4, text=str(tmp_path / "text.txt"),
     )  # fmt: skip
 
 

@@ -117,7 +117,9 @@ def test_vector_constants_keep_their_alignment(build):
 
 
 def test_missing_symbols_are_named(build):
-    text = "declare i32 @not_anywhere_at_all()\ndefine i32 @f() {\n %x = call i32 @not_anywhere_at_all()\n ret i32 %x\n}"
+    text = (
+        "declare i32 @not_anywhere_at_all()\ndefine i32 @f() {\n %x = call i32 @not_anywhere_at_all()\n ret i32 %x\n}"
+    )
     with pytest.raises(LubanError, match="thing calls 'not_anywhere_at_all'"):
         elf.load(build.emit(text), externals.resolve, "thing")
 
@@ -198,7 +200,9 @@ def test_absolute_code_at_a_high_address_is_refused(build):
 
 
 def word(kind, instruction, place, value):
-    return struct.unpack("<I", applied(elf_aarch64.RELOCATIONS, kind, place, value, 4, struct.pack("<I", instruction)))[0]
+    return struct.unpack("<I", applied(elf_aarch64.RELOCATIONS, kind, place, value, 4, struct.pack("<I", instruction)))[
+        0
+    ]
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,6 @@ def text(result: dict[str, Any]) -> str:
     lines = [f"{result['directory']}: {len(entries)} programs, {output.size(result['bytes'])}"]
     for e in entries:
         when = datetime.datetime.fromtimestamp(e["modified"]).strftime("%Y-%m-%d %H:%M")
-        lines.append(
-            f"  {e['key'][:16]}  {output.size(e['bytes']):>10}  {when}  {e['target']}{'' if e['valid'] else '  damaged'}"
-        )
+        damage = "" if e["valid"] else "  damaged"
+        lines.append(f"  {e['key'][:16]}  {output.size(e['bytes']):>10}  {when}  {e['target']}{damage}")
     return "\n".join(lines)

@@ -18,12 +18,15 @@ from typing import Any
 from luban.cli import output
 
 _FREE_BYTES = 2 << 30
+# The tested versions, where Luban runs from its repository; an installed copy has no such file.
+_PINS = Path(__file__).parents[3] / "constraints.txt"
+_PIP = f"{sys.executable} -m pip install" + (f" -c {_PINS}" if _PINS.is_file() else "")
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 @dataclass(frozen=True)
 class Check:
-    """One finding. `state` is ok, wrong (Luban cannot work so) or absent (an optional part or a lost chance of speed)."""
+    """One finding. `state` is ok, wrong (Luban cannot work so) or absent (an optional part, or speed lost)."""
 
     name: str
     state: str
@@ -69,7 +72,7 @@ def _packages() -> Iterator[Check]:
         try:
             yield Check(name, "ok", metadata.version(name))
         except metadata.PackageNotFoundError:
-            yield Check(name, "wrong", "not installed", f"pip install -c constraints.txt {name}")
+            yield Check(name, "wrong", "not installed", f"{_PIP} {name}")
 
 
 def _torch() -> Iterator[Check]:
@@ -77,7 +80,7 @@ def _torch() -> Iterator[Check]:
     try:
         import torch
     except Exception as e:
-        fix = "pip install --force-reinstall -c constraints.txt torch"
+        fix = f"{_PIP} --force-reinstall torch"
         yield Check("torch loads", "wrong", " ".join(str(e).split())[:120], fix)
         return
     if torch.version.cuda or torch.version.hip:
@@ -93,7 +96,7 @@ def _llvm() -> Iterator[Check]:
 
         yield Check("LLVM", "ok", ".".join(map(str, llvm.llvm_version_info)))
     except Exception as e:
-        fix = "pip install --force-reinstall -c constraints.txt llvmlite"
+        fix = f"{_PIP} --force-reinstall llvmlite"
         yield Check("LLVM", "wrong", " ".join(str(e).split())[:120], fix)
 
 
@@ -105,10 +108,12 @@ def _chip() -> Iterator[Check]:
     except Exception as e:
         yield Check("chip", "wrong", str(e), "luban targets")
         return
-    unit = chip.matrix_unit
-    unit_name = "none" if unit is None else getattr(unit, "name", str(unit))
-    found = f"{chip.name}, {chip.family}, {chip.vector_bits}-bit vectors, matrix unit {unit_name}, {chip.cores} cores"
+    found = (
+        f"{chip.family}, {chip.cores} cores, {chip.vector_bits}-bit vectors, matrix unit {chip.matrix_unit or 'none'}"
+    )
     yield Check("chip", "ok", found)
+    units = {f"{unit.name} ({unit.input})": None for unit in chip.dot_units}  # in order, each once
+    yield Check("multiply-add", "ok", ", ".join(units) or "none listed")
 
 
 def _threads() -> Iterator[Check]:
@@ -116,7 +121,7 @@ def _threads() -> Iterator[Check]:
     pools = sorted({line.split()[-1] for line in _maps() if "libgomp" in line or "libiomp" in line})
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     if len(pools) > 1:
-        fix = "pip install --force-reinstall -c constraints.txt torch"
+        fix = f"{_PIP} --force-reinstall torch"
         yield Check("OpenMP pool", "absent", f"{len(pools)} are loaded and may crowd each other", fix)
     elif pools:
         yield Check("OpenMP pool", "ok", f"{Path(pools[0]).name}, {os.environ.get('OMP_NUM_THREADS', cores)} threads")
@@ -183,8 +188,8 @@ def _optional() -> Iterator[Check]:
             "runs foreign programs",
             "apt-get install qemu-user-static",
         ),
-        ("ziglang", lambda: find_spec("ziglang"), "links exported programs", "pip install ziglang"),
-        ("triton", lambda: find_spec("triton"), "checks GPU kernels", "pip install triton"),
+        ("ziglang", lambda: find_spec("ziglang"), "links exported programs", f"{_PIP} ziglang"),
+        ("triton", lambda: find_spec("triton"), "checks GPU kernels", f"{_PIP} triton"),
         (
             "g++",
             lambda: shutil.which(os.environ.get("CXX", "g++")),
@@ -195,7 +200,7 @@ def _optional() -> Iterator[Check]:
             "transformers",
             lambda: find_spec("transformers"),
             "models of `luban bench models`",
-            "pip install -c constraints.txt transformers",
+            f"{_PIP} transformers",
         ),
     ]
     for name, present, purpose, fix in parts:

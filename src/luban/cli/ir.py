@@ -46,7 +46,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """The transformed module as text and, where asked for, the results or the pass at fault. Raises ConfigError for bad input."""
+    """The transformed module as text, its results and the pass at fault as asked. Raises ConfigError for bad input."""
     from luban.compiler.ir.text import parse, to_text, verify
     from luban.compiler.passes import pipeline
 

@@ -4,7 +4,8 @@ A command is one line of `COMMANDS` and one module that offers
     configure(parser)      adds its arguments; imports nothing heavy, so that --help stays quick
     run(args) -> dict      does the work and returns a JSON object; "ok": False in it makes the exit code 1
     text(result) -> str    the same object for people; what it returns is printed
-`--json` is added to every command here and prints the object alone on stdout; whatever the work prints meanwhile goes to stderr.
+`--json` is added to every command here and prints the object alone on stdout; whatever the work prints meanwhile goes
+to stderr.
 
 Exit codes: 0 done, 1 failed, 2 wrong usage or input, 130 interrupted.
 """

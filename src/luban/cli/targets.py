@@ -39,7 +39,7 @@ def text(result: dict[str, Any]) -> str:
     """A table of all targets, or one target's facts a line each."""
     found = result["targets"]
     if result["detailed"]:
-        return output.columns((key, _short(value)) for key, value in found[0].items())
+        return output.columns((key, _short(value) or "-") for key, value in found[0].items())
     rows = [("name", "family", "vector bits", "matrix unit", "verified")]
     for t in found:
         rows.append(

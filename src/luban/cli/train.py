@@ -22,7 +22,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Trains; keys are those of the recipe's report: steps, loss_first, loss_last, tokens_per_s, seconds, metric, run_dir."""
+    """Trains; the recipe's report has at least steps, loss_first, loss_last, tokens_per_s, seconds, metric, run_dir."""
     recipe = recipes.RECIPES[args.recipe]
     options = importlib.import_module(recipe.options).resolve(args)
     return importlib.import_module(recipe.module).train(options, lambda total, done: Progress(recipe.name, total, done))

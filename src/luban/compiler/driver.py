@@ -12,7 +12,7 @@ from xdsl.ir import SSAValue
 from luban.compiler.codegen.llvm.compile import compile_module
 from luban.compiler.codegen.llvm.emitter import Module
 from luban.compiler.codegen.llvm.kernel import emit_kernel
-from luban.compiler.codegen.llvm.program import Call, Place, emit_entry
+from luban.compiler.codegen.llvm.program import Call, Operand, emit_entry
 from luban.compiler.ir import graph
 from luban.compiler.ir.dtypes import bytes_of
 from luban.compiler.lowering.naming import kernel_name
@@ -23,7 +23,7 @@ from luban.compiler.passes.pipeline import run
 from luban.errors import LubanError
 from luban.runtime.program import Program
 from luban.runtime.report import stage
-from luban.symbolic import Dim, product
+from luban.symbolic import Dim, product, symbol
 from luban.targets.target import Target
 
 GRAPH_PIPELINE = "simplify,cse,dce,contract_layout,fuse"
@@ -85,10 +85,11 @@ def emit_program(func: graph.FuncOp, kernels: Kernels, metadata: dict[str, Any],
     for lowered in kernels.unique.values():
         emit_kernel(module, lowered.kernel, target)
     calls = []
+    dims = tuple(symbol(s) for s in metadata["symbols"])
     for number, (lowered, inputs, outputs) in enumerate(kernels.calls):
         where = [places[v] for v in (*inputs, *outputs)]
         where += [places[(number, w)] for w in range(len(lowered.workspaces))]
-        calls.append(Call(lowered.kernel.sym_name.data, tuple(where)))
+        calls.append(Call(lowered.kernel.sym_name.data, tuple(where), dims))
     emit_entry(module, calls, metadata["symbols"])
     compiled = compile_module(module.text(), target)
     arena = plan_arena(lives)
@@ -96,7 +97,8 @@ def emit_program(func: graph.FuncOp, kernels: Kernels, metadata: dict[str, Any],
         "version": 1,
         "name": name,
         "target": target.name,
-        **{k: metadata[k] for k in ("symbols", "symbol_sources", "inputs", "outputs")},
+        "requires": list(target.required_features),
+        **{k: metadata[k] for k in ("symbols", "symbol_sources", "inputs", "outputs", "seeds") if k in metadata},
         "temps": [{"bytes": _plain(life.bytes)} for life in lives],
         "arena": {"bytes": _plain(arena.bytes), "offsets": [_plain(o) for o in arena.offsets]},
         "kernels": [
@@ -110,13 +112,13 @@ def _plain(dim: Dim) -> int | str:
     return dim if isinstance(dim, int) else str(dim)
 
 
-def _place_values(func: graph.FuncOp, kernels: Kernels, metadata: dict[str, Any]) -> tuple[dict[Any, Place], list[Life]]:
+def _place_values(func: graph.FuncOp, kernels: Kernels, metadata: dict[str, Any]) -> tuple[dict[Any, Operand], list[Life]]:
     """A place for every value that kernels touch: an argument of the program, or a temporary."""
     block = func.body.block
-    places: dict[Any, Place] = {}
+    places: dict[Any, Operand] = {}
     tensors = [i for i, entry in enumerate(metadata["inputs"]) if entry["kind"] == "tensor"]
     for position, arg in zip(tensors, block.args):
-        places[arg] = Place("arg", position)
+        places[arg] = ("arg", position, 0)
     _place_outputs(block, metadata, places)
     _place_assigned(block, kernels, places)
     lives: list[Life] = []
@@ -133,12 +135,12 @@ def _place_values(func: graph.FuncOp, kernels: Kernels, metadata: dict[str, Any]
             sizes[v] = product(v.type.shape) * bytes_of(v.type.dtype)  # type: ignore[attr-defined]
     for value, begin in first.items():
         if value not in places:
-            places[value] = Place("temp", len(lives))
+            places[value] = ("temp", len(lives), 0)
             lives.append(Life(sizes[value], begin, last[value]))
     return places, lives
 
 
-def _place_outputs(block, metadata: dict[str, Any], places: dict[Any, Place]) -> None:
+def _place_outputs(block, metadata: dict[str, Any], places: dict[Any, Operand]) -> None:
     """Returned values live in the output that shows them."""
     returned = block.last_op
     count = len(metadata["inputs"])
@@ -146,10 +148,10 @@ def _place_outputs(block, metadata: dict[str, Any], places: dict[Any, Place]) ->
     for position, value in zip(positions, returned.operands, strict=True):
         if value in places:
             raise LubanError(f"output {position} shows a value that another argument holds already; the frontend must copy it")
-        places[value] = Place("arg", count + position)
+        places[value] = ("arg", count + position, 0)
 
 
-def _place_assigned(block, kernels: Kernels, places: dict[Any, Place]) -> None:
+def _place_assigned(block, kernels: Kernels, places: dict[Any, Operand]) -> None:
     """An assigned value is computed straight into its target's memory (fusion keeps that safe, see passes/graph/assign)."""
     for op in block.ops:
         if isinstance(op, graph.AssignOp):

@@ -123,4 +123,7 @@ def _refused(folder: Path, step: int, error: OSError) -> str:
     found = steps(folder)
     kept = f"the checkpoint of step {found[-1]} is intact" if found else "none was saved before"
     reason = error.strerror or str(error)
-    return f"cannot write the checkpoint of step {step} into {folder}: {reason}; {kept}, free some space and continue with --resume"
+    return (
+        f"cannot write the checkpoint of step {step} into {folder}: {reason}; {kept}, "
+        "free some space and continue with --resume"
+    )

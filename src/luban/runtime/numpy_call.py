@@ -35,10 +35,9 @@ def call(loaded: LoadedProgram, inputs: Sequence) -> list:
     results: list[Any] = list(plan.template)
     addresses = [0] * len(results)
     for i, tensor in [*plan.own, *((i, t) for i, t, _ in plan.saved)]:
-        results[i] = made = _empty(tensor)
-        addresses[i] = _address(made)
+        results[i], addresses[i] = _empty(tensor)
     for i, j, tensor, offset in plan.aliases:
-        results[i] = _alias(inputs[j], tensor, offset)
+        results[i] = _alias(inputs[j] if j >= 0 else results[~j], tensor, offset)
     loaded.run(struct.pack(f"{len(pointers) + len(addresses)}Q", *pointers, *addresses), plan)
     return results
 
@@ -76,10 +75,12 @@ def _address(array: np.ndarray) -> int:
     return array.__array_interface__["data"][0]
 
 
-def _empty(tensor: Tensor) -> np.ndarray:
+def _empty(tensor: Tensor) -> tuple[np.ndarray, int]:
+    """A new array and the address of its memory, which may begin before the array's first element."""
     item = ITEM_BYTES[tensor.dtype]
     flat = np.empty(tensor.bytes // item, dtype_of(tensor.dtype))
-    return np.ndarray(tensor.shape, flat.dtype, flat, 0, tuple(s * item for s in tensor.strides))
+    view = np.ndarray(tensor.shape, flat.dtype, flat, tensor.offset * item, tuple(s * item for s in tensor.strides))
+    return view, _address(flat)
 
 
 class _View:

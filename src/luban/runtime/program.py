@@ -52,12 +52,13 @@ class Program:
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor of a call plan: dtype name, sizes, strides in elements, bytes from first to last element."""
+    """A tensor of a call plan: dtype name, sizes, strides in elements, bytes of its memory, and the element of it that comes first."""
 
     dtype: str
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     bytes: int
+    offset: int = 0
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class Plan:
     """Everything of a call that depends only on the symbols' values.
 
     `inputs` holds the tensor inputs in order. The output lists hold (output position, ...): `own` and `saved` tensors
-    (the latter with their byte offset in a slab of `slab_bytes`), `aliases` (position, input position, tensor, offset
+    (the latter with their byte offset in a slab of `slab_bytes`), `aliases` (position, source: input i or output ~i, tensor, offset
     in elements from the input's first).
     `template` has a value for each output: the symbol's value, or None where a tensor comes.
     """
@@ -120,15 +121,17 @@ def plan(sig: Signature, values: Sequence[int]) -> Plan:
     def tensor(entry: dict[str, Any], dtype: str) -> Tensor:
         shape = tuple(number(d) for d in entry["shape"])
         strides = tuple(number(d) for d in entry["strides"])
-        return Tensor(dtype, shape, strides, _extent(shape, strides) * ITEM_BYTES[dtype])
+        elements = number(entry["size"]) if "size" in entry else _extent(shape, strides)
+        return Tensor(dtype, shape, strides, elements * ITEM_BYTES[dtype], number(entry.get("offset", 0)))
 
     own, saved, aliases, template, slab = [], [], [], [], 0
     for position, entry in enumerate(sig.outputs):
         kind = entry["kind"]
         template.append(number(entry["expr"]) if kind == "symbol" else None)
         if kind == "alias":
-            dtype = sig.inputs[entry["input"]]["dtype"]
-            aliases.append((position, entry["input"], tensor(entry, dtype), number(entry.get("offset", 0))))
+            source, owner = _alias_source(sig, entry)
+            offset = number(entry.get("offset", 0)) - (number(owner.get("offset", 0)) if source < 0 else 0)
+            aliases.append((position, source, tensor(entry, owner["dtype"]), offset))
         elif kind == "buffer":
             made = tensor(entry, entry["dtype"])
             if entry.get("pool", "own") == "saved":
@@ -151,6 +154,13 @@ def plan(sig: Signature, values: Sequence[int]) -> Plan:
     )
 
 
+def _alias_source(sig: Signature, entry: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    """What an alias is a window on: input i, or output ~i as a negative number; and that one's metadata."""
+    if "output" in entry:
+        return ~entry["output"], sig.outputs[entry["output"]]
+    return entry["input"], sig.inputs[entry["input"]]
+
+
 def _source(entry: Sequence) -> tuple[str, int, int]:
     return entry[0], int(entry[1]), int(entry[2]) if len(entry) > 2 else 0
 
@@ -161,7 +171,7 @@ def _parsed(entry: dict[str, Any]) -> dict[str, Any]:
     for key in ("shape", "strides", "offsets"):
         if key in entry:
             result[key] = tuple(symbolic.parse(d) for d in entry[key])
-    for key in ("offset", "expr", "bytes"):
+    for key in ("offset", "expr", "bytes", "size"):
         if key in entry:
             result[key] = symbolic.parse(entry[key])
     if entry.get("kind") == "symbol" and "name" in entry:

@@ -30,19 +30,27 @@ class _Prepared:
         self.plan = plan
         self.shapes = [t.shape for t in plan.inputs]
         self.strides = [t.strides for t in plan.inputs]
-        made = [(i, _DTYPES[t.dtype], t.shape, t.strides, t.bytes) for i, t in plan.own]
+        made = [(i, _DTYPES[t.dtype], t.shape, t.strides, t.bytes, t.offset) for i, t in plan.own]
         slab = pools.size_class(plan.slab_bytes)
         if plan.slab_bytes < pools.SMALL:
-            made += [(i, _DTYPES[t.dtype], t.shape, t.strides, 0) for i, t, _ in plan.saved]
+            made += [(i, _DTYPES[t.dtype], t.shape, t.strides, t.bytes, t.offset) for i, t, _ in plan.saved]
             self.saved, self.slab = [], 0
         else:
             self.saved = [
-                (i, _DTYPES[t.dtype], t.shape, t.strides, at, at // ITEM_BYTES[t.dtype]) for i, t, at in plan.saved
+                (i, _DTYPES[t.dtype], t.shape, t.strides, at, at // ITEM_BYTES[t.dtype] + t.offset)
+                for i, t, at in plan.saved
             ]
             self.slab = slab
-        self.small = [entry[:4] for entry in made if entry[4] < pools.SMALL]
-        self.own = [(i, d, s, st, pools.size_class(n)) for i, d, s, st, n in made if n >= pools.SMALL]
+        plain = {i for i, t in (*plan.own, *((i, t) for i, t, _ in plan.saved)) if t.bytes < pools.SMALL and _fills(t)}
+        self.small = [entry[:4] for entry in made if entry[0] in plain]
+        self.own = [(i, d, s, st, pools.size_class(n), o) for i, d, s, st, n, o in made if i not in plain]
         self.aliases = [(i, j, t.shape, t.strides, offset) for i, j, t, offset in plan.aliases]
+
+
+def _fills(t: Tensor) -> bool:
+    """Whether a tensor made of just its sizes and strides has all the memory that the program writes."""
+    extent = 0 if 0 in t.shape else 1 + sum((n - 1) * s for n, s in zip(t.shape, t.strides, strict=True))
+    return t.offset == 0 and extent * ITEM_BYTES[t.dtype] >= t.bytes
 
 
 class TorchCall:
@@ -113,9 +121,9 @@ class TorchCall:
         for i, dtype, shape, strides in ready.small:
             made = results[i] = empty(shape, strides, dtype)
             addresses[i] = made.data_ptr()
-        for i, dtype, shape, strides, size in ready.own:
+        for i, dtype, shape, strides, size, offset in ready.own:
             block = pool.take(size)
-            results[i] = view(block.base(dtype), shape, strides, 0)
+            results[i] = view(block.base(dtype), shape, strides, offset)
             addresses[i] = block.address
             pool.give(block)
         if ready.saved:
@@ -126,7 +134,7 @@ class TorchCall:
                 addresses[i] = start + at
             pool.give(block)
         for i, j, shape, strides, offset in ready.aliases:
-            source = inputs[j]
+            source = inputs[j] if j >= 0 else results[~j]
             same = offset == 0 and source.shape == shape and source.stride() == strides
             results[i] = source if same else view(source, shape, strides, offset)
 

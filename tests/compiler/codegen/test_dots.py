@@ -1,4 +1,4 @@
-"""Micro-kernels and packing against float64 NumPy: every layout, ragged extents, poisoned surroundings; other chips by assembly."""
+"""Micro-kernels and packing against float64 NumPy: layouts, ragged extents, poison; other chips by their assembly."""
 
 import ctypes
 import itertools
@@ -8,7 +8,7 @@ import llvmlite.binding as llvm
 import numpy as np
 import pytest
 
-from luban.compiler.codegen.llvm.dots import GROUPS, DotSpec, PackSpec, emit_pack, emitter_for
+from luban.compiler.codegen.llvm.dots import PANELS, DotSpec, PackSpec, emit_pack, emitter_for
 from luban.compiler.codegen.llvm.dots.amx import emit_configure
 from luban.compiler.codegen.llvm.dots.flow import masked_store
 from luban.compiler.codegen.llvm.dots.spec import PARAMETERS
@@ -96,8 +96,8 @@ def place_a(a, spec):
     """A in memory with guard elements around it: (array, pointer, row stride, K stride)."""
     m, k = a.shape
     if spec.a_layout == "packed":
-        group = GROUPS[spec.unit][0]
-        held = panel(a, spec.mr, group, group)
+        rules = PANELS[spec.unit]
+        held = panel(a, spec.mr, rules.a_group, rules.k_multiple)
         return held, held.ctypes.data, 0, 0
     poison = np.array(0x7FC0, np.uint16) if a.dtype == np.uint16 else np.array(np.nan, a.dtype)
     if spec.a_layout == "row_major":
@@ -116,7 +116,8 @@ def place_a(a, spec):
 def place_b(b, spec):
     k, n = b.shape
     if spec.b_layout == "packed":
-        held = panel(b.T, spec.nr, GROUPS[spec.unit][1], GROUPS[spec.unit][1])
+        rules = PANELS[spec.unit]
+        held = panel(b.T, spec.nr, rules.b_group, rules.k_multiple)
         return held, held.ctypes.data, 0
     poison = np.array(0x7FC0, np.uint16) if b.dtype == np.uint16 else np.array(np.nan, b.dtype)
     held = np.full((k + 1, n + 5), poison, b.dtype)
@@ -145,7 +146,7 @@ def check(call, spec, m, n, k, rng):
 
 def extents(spec, rng, count=10):
     """Corner cases of (m, n, K), then random ones."""
-    lanes, group = spec.lanes, spec.unroll * GROUPS[spec.unit][1]
+    lanes, group = spec.lanes, spec.unroll * PANELS[spec.unit].b_group
     yield from [(0, spec.nr, 3), (spec.mr, 0, 3), (spec.mr, spec.nr, 0), (spec.mr, spec.nr, 1), (1, 1, 1), (1, 1, 0)]
     yield from [
         (spec.mr, spec.nr, 4 * group + 3),
@@ -215,6 +216,83 @@ def test_bf16_dot(a_layout, b_layout, masked, lanes):
     call = micro_kernel(spec)
     for m, n, k in extents(spec, rng):
         check(call, spec, m, n, k, rng)
+
+
+class SoftTiles:
+    """The eight AMX tile registers and their instructions, played by NumPy, for chips that have none."""
+
+    def __init__(self):
+        self.tiles = np.zeros((8, 16, 64), np.uint8)
+        byte, pointer, word = ctypes.c_int8, ctypes.c_void_p, ctypes.c_int64
+        kinds = {
+            "tilezero": (self.zero, byte),
+            "tileloadd64": (self.load, byte, pointer, word),
+            "tilestored64": (self.store, byte, pointer, word),
+            "tdpbf16ps": (self.product, byte, byte, byte),
+        }
+        self.kept = {name: ctypes.CFUNCTYPE(None, *types)(method) for name, (method, *types) in kinds.items()}
+        for name, function in self.kept.items():
+            llvm.add_symbol(f"soft_{name}", ctypes.cast(function, ctypes.c_void_p).value)
+
+    def zero(self, tile):
+        self.tiles[tile] = 0
+
+    def load(self, tile, pointer, stride):
+        for row in range(16):
+            self.tiles[tile, row] = np.frombuffer(ctypes.string_at(pointer + row * stride, 64), np.uint8)
+
+    def store(self, tile, pointer, stride):
+        for row in range(16):
+            ctypes.memmove(pointer + row * stride, self.tiles[tile, row].ctypes.data, 64)
+
+    def product(self, c, a, b):
+        left, right = ((self.tiles[t].view(np.uint16).astype(np.uint32) << 16).view(np.float32) for t in (a, b))
+        pairs = right.reshape(16, 16, 2).transpose(0, 2, 1).reshape(32, 16)
+        self.tiles[c].view(np.float32)[:] += left @ pairs
+
+
+@pytest.mark.parametrize("a_layout", ["packed", "row_major"])
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_amx_addresses_with_soft_tiles(a_layout, accumulate):
+    rng = np.random.default_rng(7)
+    spec = DotSpec("amx", 32, 2, 16, "bfloat", "bfloat", "float", a_layout, accumulate=accumulate)
+    module = Module()
+    emitter_for("amx")(module, "tile", spec)
+    export(module, "tile", PARAMETERS)
+    text = module.text().replace("@llvm.x86.", "@soft_").replace(" immarg", "")
+    machine, soft = host_machine(), SoftTiles()
+    engine = llvm.create_mcjit_compiler(optimise(text, machine), machine)
+    types = [ctypes.c_void_p if ty == "ptr" else ctypes.c_int64 for ty, _ in PARAMETERS]
+    call = ctypes.CFUNCTYPE(None, *types)(engine.get_function_address("run"))
+    for m, n, k in [(32, 32, 64), (32, 32, 0), (32, 32, 33), (7, 32, 65), (32, 5, 32), (31, 17, 95), (1, 1, 1)]:
+        check(call, spec, m, n, k, rng)
+    del soft
+
+
+@needs_bf16
+@pytest.mark.parametrize("a_layout", ["packed", "row_major"])
+def test_a_whole_product_from_panels_in_bfloat16(a_layout):
+    """53 x 101 x 77 from two packing functions and 8 x 48 tiles."""
+    rng = np.random.default_rng(8)
+    m, n, k = 53, 101, 77
+    a, a_exact = to_storage(rng.standard_normal((m, k)), "bfloat")
+    b = rng.standard_normal((n, k)).astype(np.float32)
+    b_exact = to_storage(b, "bfloat")[1]
+    spec = DotSpec("bf16_dot", 8, 3, 16, "bfloat", "bfloat", "float", a_layout)
+    call, panels = micro_kernel(spec), []
+    for held, rows, ty in ((a, spec.mr, "bfloat"), (b, spec.nr, "float")):
+        module = Module()
+        emit_pack(module, "pack", PackSpec(rows, 2, "k", ty, "bfloat", native_bf16=True))
+        out = aligned((-(-held.shape[0] // rows), rows * (k + 1)), np.uint16)
+        jit(module, "pack", PACK_PARAMETERS)(held.ctypes.data, k, 1, out.ctypes.data, held.shape[0], k)
+        panels.append(out)
+    c = np.full((m, n), np.nan, np.float32)
+    for i, j in itertools.product(range(len(panels[0])), range(len(panels[1]))):
+        row, column = i * spec.mr, j * spec.nr
+        start = panels[0][i].ctypes.data if a_layout == "packed" else a[row:].ctypes.data
+        extent = (min(spec.mr, m - row), min(spec.nr, n - column))
+        call(start, k, 1, panels[1][j].ctypes.data, 0, k, c[row:, column:].ctypes.data, n, *extent)
+    np.testing.assert_allclose(c, a_exact @ b_exact.T, atol=2e-5 * k)
 
 
 @pytest.mark.parametrize("unrolled", [False, True])

@@ -175,7 +175,7 @@ store %x, %t[%at] [1] + 0 : f32
             outs = [np.zeros(6, np.float32), np.full(6, -99, np.float32), np.ones(n, np.float32), np.ones(1, np.float32)]
             outs.append(np.zeros(6, np.float32))
             kernel(a, index, *outs, symbols=(n,))
-            want = [np.zeros(6), np.full(6, -99.0), 1 + a, 1 + a.sum(), np.zeros(6)]
+            want = [np.zeros(6), np.full(6, -99.0), 1 + a, np.array([1 + a.sum()]), np.zeros(6)]
             np.add.at(want[0], index, a)
             np.maximum.at(want[1], index, a)
             for place, value in zip(index, a):

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from luban import runtime, targets
+from luban import targets
 from luban.compiler.frontend.fingerprint import graph_key
 from luban.runtime import cache, report
+from luban.runtime.loaded import load
 from luban.runtime.program import Program
 
 
@@ -24,7 +25,7 @@ class CompiledGraph:
 
     def __init__(self, program: Program, constants: Sequence[torch.Tensor]):
         self.program = program
-        self._run = runtime.load(program)
+        self._run = load(program)
         self._constants = list(constants)
         self._seeds = program.metadata.get("seeds", 0)
 
@@ -56,28 +57,34 @@ def compile_fx(
             program = _compile(gm, target, name, saved_from, assigned or {})
             cache.put(key, program)
         with report.stage("load"):
-            constants = [_attribute(gm, path) for path in program.metadata.get("constants", ())]
-            compiled = CompiledGraph(program, constants)
+            compiled = CompiledGraph(program, _constants(gm))
     report.add_graph([report.Kernel(k["name"], k["kind"], program.target, k["flops"], k["bytes"]) for k in program.kernels])
     return compiled
 
 
 def _compile(gm: GraphModule, target: Any, name: str, saved_from: int | None, assigned: dict[int, int]) -> Program:
     from luban.compiler.driver import compile_graph
+    from luban.compiler.frontend.assign import assign_outputs
     from luban.compiler.frontend.torch.importer import import_graph
 
     with report.stage("frontend"):
-        imported = import_graph(gm, name, assigned)
-    metadata = imported.metadata
-    if saved_from is not None:
-        for entry in metadata["outputs"][saved_from:]:
-            if entry["kind"] == "buffer":
-                entry["pool"] = "saved"
+        imported = import_graph(gm, name, saved_from=saved_from)
+        metadata = imported.metadata
+        assign_outputs(imported.module, metadata, assigned)
+        metadata["seeds"] = sum(entry["kind"] == "seed" for entry in metadata["inputs"])
+        seed = {"kind": "tensor", "dtype": "int64", "shape": [1], "strides": [1]}
+        metadata["inputs"] = [seed if entry["kind"] == "seed" else entry for entry in metadata["inputs"]]
     return compile_graph(imported.module, metadata, target, name)
 
 
-def _attribute(gm: GraphModule, path: str) -> torch.Tensor:
-    value: Any = gm
-    for part in path.split("."):
-        value = getattr(value, part)
-    return value
+def _constants(gm: GraphModule) -> list[torch.Tensor]:
+    """Tensors that the graph holds, in the order in which it asks for them."""
+    found = []
+    for node in gm.graph.nodes:
+        if node.op == "get_attr":
+            value: Any = gm
+            for part in str(node.target).split("."):
+                value = getattr(value, part)
+            if isinstance(value, torch.Tensor):
+                found.append(value)
+    return found

@@ -1,4 +1,4 @@
-"""Scaled dot-product attention and its gradients in float64: the meaning of graph.attention and graph.attention_backward."""
+"""Scaled dot-product attention and its gradients in float64: what the two attention operations mean."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def _scores(q: np.ndarray, k: np.ndarray, bias: np.ndarray | None, scale: float,
     if bias is not None:
         scores = scores + bias
     if causal:  # query i sees keys 0..i
-        seen = np.tri(*scores.shape[-2:], dtype=bool)
+        seen = np.tri(*scores.shape[-2:]) != 0
         scores = np.where(seen, scores, -np.inf)
     return scores
 

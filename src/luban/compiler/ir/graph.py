@@ -26,6 +26,7 @@ from xdsl.traits import IsTerminator, Pure
 
 from luban.compiler.ir.attributes import INDEX, Access, Dims, Indirect, TensorType
 from luban.compiler.ir.rules import require, verify_accesses, verify_body, verify_results
+from luban.symbolic import product
 
 REDUCTIONS = ("add", "mul", "max", "min", "and", "or", "argmax", "argmin")
 SCATTERS = ("add", "mul", "max", "min", "set")
@@ -287,7 +288,7 @@ class ConcatOp(IRDLOperation):
 class AttentionOp(IRDLOperation):
     """Scaled dot-product attention over domain (batch, heads, query length, key length, head size).
 
-    q, k, v and the optional additive bias are read through accesses over (batch, head, position, feature); the bias over
+    q, k and v are read through accesses over (batch, head, position, feature), the optional additive bias over
     (batch, head, query, key). Results: out over (batch, head, query, feature), and the float32 log-sum-exp a query row.
     """
 
@@ -357,7 +358,9 @@ class AssignOp(IRDLOperation):
     value = operand_def(TensorType)
 
     def verify_(self) -> None:
-        require(self, self.target.type == self.value.type, "assigns a value of its target's type")
+        a, b = self.target.type, self.value.type
+        require(self, a.dtype == b.dtype, "assigns a value of its target's element type")
+        require(self, product(a.shape) == product(b.shape), "assigns as many elements as its target has")
         block = self.target.owner
         in_function = isinstance(block, Block) and (block.parent_op() is None or isinstance(block.parent_op(), FuncOp))
         require(self, in_function, "writes into an argument of its function")

@@ -29,7 +29,7 @@ Shape = tuple[int, ...]
 
 @dataclass
 class Frame:
-    """State of one run: symbols, the value of each SSA value, how often it is still to be read, what is to be assigned."""
+    """State of one run: symbols, values, how often each is still to be read, what is to be assigned."""
 
     symbols: Mapping[str, int]
     values: dict[SSAValue, Any] = field(default_factory=dict)
@@ -144,14 +144,14 @@ def view(op: Operation, array: np.ndarray, access: Access, domain: Shape, frame:
     low, high = offset + sum(e for e in ends if e < 0), offset + sum(e for e in ends if e > 0)
     if low < 0 or high >= array.size:
         raise VerificationError(
-            f"{op.name} reads elements {low} to {high} of a tensor of {array.size} through {access}; it must stay inside"
+            f"{op.name} reads elements {low} to {high} of a tensor of {array.size} through {access}; keep it inside"
         )
     flat = np.ascontiguousarray(array).reshape(-1)[offset:]
     return as_strided(flat, shape, [s * array.itemsize for s in strides], writeable=False)
 
 
 def operand_views(op: Operation, operands: Sequence[SSAValue], domain: Shape, frame: Frame) -> list[np.ndarray]:
-    """What the body of a map, reduce or scatter receives: a view for a linear operand, the whole tensor for an indirect one."""
+    """What a body receives: a view for a linear operand, the whole tensor for an indirect one."""
     found = []
     for operand, access in zip(operands, op.properties["accesses"], strict=False):
         array = frame.take(operand)

@@ -1,7 +1,7 @@
 """Reference interpreter of `tile` kernels in NumPy.
 
 Loops run one iteration after another; a vector or parallel loop whose body is scalar work only runs all its iterations
-at once as lanes: every scalar becomes an array with one leading axis a loop. Every access is checked against its buffer.
+at once as lanes: every scalar becomes an array with one leading axis a loop. Every access is checked.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Machine:
         return np.asarray(total)
 
     def is_simple(self, root: Block) -> bool:
-        """Whether a loop body may run as lanes: only scalar work, loads, stores, and loops whose bounds all lanes share."""
+        """Whether a loop body may run as lanes: scalar work, loads, stores, loops whose bounds all lanes share."""
         found = self._simple.get(root)
         if found is None:
             found = self._simple[root] = self._is_simple(root, root)
@@ -115,7 +115,7 @@ class Machine:
         return True
 
     def shared(self, value: SSAValue, root: Block) -> int | None:
-        """The number that a loop bound has in every lane of the loop with the body `root`, or None where lanes differ."""
+        """The number that a loop bound has in every lane of the loop with body `root`; None where lanes differ."""
         if not _inside(value, root):
             return int(self.values[value])
         op = value.owner
@@ -170,7 +170,7 @@ def _inner_lanes(machine: Machine, block: Block, root: Block) -> int:
 
 
 def _lanes(machine: Machine, op: tile.ForOp, begin: int, end: int, init: list[Any]) -> list[Any]:
-    """Runs [begin, end) of a loop at once; what it carries starts from the identity in every lane and is combined at the end."""
+    """Runs [begin, end) at once; what is carried starts from the identity in every lane and is combined at the end."""
     outer, arguments = machine.lanes, op.body.block.args
     kinds = [c.data for c in op.combines]
     machine.lanes = (end - begin, *outer)
@@ -246,7 +246,8 @@ def _check(machine: Machine, op: tile.CheckOp, operands: list[Any]) -> list[Any]
     bad = (index < 0) | (index >= bound)
     if bad.any():
         raise LubanError(
-            f"{_where(machine, op)()} met index {index[bad].flat[0]} outside [0, {bound}); the data that indices come from is out of range"
+            f"{_where(machine, op)()} met index {index[bad].flat[0]} outside [0, {bound}); "
+            "the data that indices come from is out of range"
         )
     return [index]
 

@@ -46,7 +46,7 @@ def is_float(element: Attribute) -> bool:
 
 
 def round_to_bf16(values: Any) -> np.ndarray:
-    """float32 values rounded to the nearest bfloat16 (ties to even), as float32; NaN stays NaN, overflow is infinite."""
+    """float32 values rounded to the nearest bfloat16 (ties to even), as float32; NaN stays, overflow is infinite."""
     wide = np.asarray(values, dtype=np.float32)
     bits = wide.view(np.uint32).astype(np.uint64)
     rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)

@@ -41,7 +41,7 @@ def verify_bounds(op: Operation, operand: SSAValue, access: Access, domain: Dims
     ends = [s * (n - 1) for s, n in zip(access.strides, domain.data, strict=False)]
     low: Any = access.offset + sum(e for e in ends if e < 0)
     high: Any = access.offset + sum(e for e in ends if e > 0)
-    size = 1
+    size: Any = 1
     for d in operand.type.shape:
         size *= d
     require(op, 0 <= low and high < size, f"stays inside its operand (reads elements {low} to {high} of {size})")

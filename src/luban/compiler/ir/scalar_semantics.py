@@ -1,4 +1,4 @@
-"""What every scalar operation of `arith` and `math` computes, as NumPy functions on whole arrays, and the random numbers.
+"""What the scalar operations of `arith` and `math` compute, as NumPy functions on arrays, and the random numbers.
 
 Both interpreters and constant folding use this table. Elementary functions are evaluated in float64 and rounded once,
 so that results are an oracle for generated code; + - * / and sqrt are exactly rounded in the operation's own type.
@@ -29,7 +29,7 @@ FUNCTIONS: dict[str, Function] = {}
 
 
 def evaluate(op: Operation, operands: Sequence[Any]) -> list[np.ndarray]:
-    """The results of one arith or math operation on arrays (broadcast together). Raises ConfigError for an unknown one."""
+    """The results of one arith or math operation on arrays that broadcast. Raises ConfigError for an unknown one."""
     function = FUNCTIONS.get(op.name)
     if function is None:
         raise ConfigError(f"the interpreter has no meaning for {op.name}; add it to luban.compiler.ir.scalar_semantics")
@@ -78,27 +78,28 @@ def _truncated_quotient(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return quotient + ((remainder != 0) & ((a < 0) != (b < 0))).astype(a.dtype)
 
 
-def _with_nan(a: np.ndarray, b: np.ndarray, pick: Callable[..., Any], first_when_less: bool) -> np.ndarray:
+def _ordered(a: np.ndarray, b: np.ndarray, pick: Callable[..., Any], first_when_less: bool) -> np.ndarray:
     """max or min that orders -0.0 below 0.0; `pick` is NumPy's own, which settles everything else."""
     both_zero = (a == 0) & (b == 0)
     zero = np.where(np.signbit(a) == first_when_less, a, b)
     return np.where(both_zero, zero, pick(a, b))
 
 
-_INTEGER_BINARY = {
+_INTEGER_BINARY: dict[str, Callable[..., Any]] = {
     "addi": np.add, "subi": np.subtract, "muli": np.multiply, "andi": np.bitwise_and, "ori": np.bitwise_or,
     "xori": np.bitwise_xor, "divsi": _truncated_quotient, "floordivsi": np.floor_divide, "minsi": np.minimum,
     "ceildivsi": lambda a, b: -np.floor_divide(-a, b), "remsi": np.fmod, "maxsi": np.maximum, "shrsi": np.right_shift,
     "shli": np.left_shift,
 }  # fmt: skip
-_UNSIGNED_BINARY = {
+_UNSIGNED_BINARY: dict[str, Callable[..., Any]] = {
     "divui": np.floor_divide, "remui": np.remainder, "minui": np.minimum, "maxui": np.maximum, "shrui": np.right_shift,
     "ceildivui": lambda a, b: np.floor_divide(a, b) + (np.remainder(a, b) != 0).astype(a.dtype),
 }  # fmt: skip
-_FLOAT = {
+_FLOAT: dict[str, Callable[..., Any]] = {
     "addf": np.add, "subf": np.subtract, "mulf": np.multiply, "divf": np.divide, "remf": np.fmod, "negf": np.negative,
-    "maximumf": lambda a, b: _with_nan(a, b, np.maximum, False), "minimumf": lambda a, b: _with_nan(a, b, np.minimum, True),
-    "maxnumf": lambda a, b: _with_nan(a, b, np.fmax, False), "minnumf": lambda a, b: _with_nan(a, b, np.fmin, True),
+    "maximumf": lambda a, b: _ordered(a, b, np.maximum, False),
+    "minimumf": lambda a, b: _ordered(a, b, np.minimum, True),
+    "maxnumf": lambda a, b: _ordered(a, b, np.fmax, False), "minnumf": lambda a, b: _ordered(a, b, np.fmin, True),
 }  # fmt: skip
 for _name, _function in _INTEGER_BINARY.items():
     _simple(f"arith.{_name}", _function, signed)
@@ -121,16 +122,17 @@ def _round_half_away(x: np.ndarray) -> np.ndarray:
     return np.copysign(np.abs(whole) + (np.abs(x - whole) >= 0.5), x)
 
 
-_ELEMENTARY = {
-    "exp": np.exp, "exp2": np.exp2, "expm1": np.expm1, "log": np.log, "log2": np.log2, "log10": np.log10, "log1p": np.log1p,
-    "sin": np.sin, "cos": np.cos, "tan": np.tan, "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "atan2": np.arctan2,
+_ELEMENTARY: dict[str, Callable[..., Any]] = {
+    "exp": np.exp, "exp2": np.exp2, "expm1": np.expm1, "log": np.log, "log2": np.log2, "log10": np.log10,
+    "log1p": np.log1p, "sin": np.sin, "cos": np.cos, "tan": np.tan, "asin": np.arcsin, "acos": np.arccos,
+    "atan": np.arctan, "atan2": np.arctan2,
     "sinh": np.sinh, "cosh": np.cosh, "tanh": np.tanh, "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh,
     "sqrt": np.sqrt, "rsqrt": lambda x: 1.0 / np.sqrt(x), "cbrt": np.cbrt, "erf": _erf, "powf": np.power,
     "fpowi": np.power, "fma": lambda a, b, c: a * b + c,
 }  # fmt: skip
-_EXACT = {
-    "absf": np.abs, "floor": np.floor, "ceil": np.ceil, "trunc": np.trunc, "roundeven": np.rint, "round": _round_half_away,
-    "copysign": np.copysign, "absi": np.abs,
+_EXACT: dict[str, Callable[..., Any]] = {
+    "absf": np.abs, "floor": np.floor, "ceil": np.ceil, "trunc": np.trunc, "roundeven": np.rint,
+    "round": _round_half_away, "copysign": np.copysign, "absi": np.abs,
 }  # fmt: skip
 for _name, _function in _ELEMENTARY.items():
     _simple(f"math.{_name}", _float64(_function))
@@ -264,7 +266,8 @@ def philox(seed: Any, counter: Any) -> tuple[np.ndarray, ...]:
     half = np.uint64(32)
     k0, k1 = seed64 & low, seed64 >> half
     c0, c1 = counter64 & low, counter64 >> half
-    c2 = c3 = np.uint64(0)
+    c2: Any = np.uint64(0)
+    c3: Any = np.uint64(0)
     with np.errstate(over="ignore"):
         for _ in range(10):
             p0, p1 = np.uint64(0xD2511F53) * c0, np.uint64(0xCD9E8D57) * c2
@@ -274,7 +277,7 @@ def philox(seed: Any, counter: Any) -> tuple[np.ndarray, ...]:
 
 
 def random(kind: str, seed: Any, counter: Any) -> np.ndarray:
-    """graph.random and tile.random: float64 values of "uniform" and "normal" (exact before rounding), or int64 "bits"."""
+    """graph.random and tile.random: "uniform" and "normal" as float64 before rounding, or "bits" as int64."""
     w0, w1, _, _ = philox(seed, counter)
     if kind == "bits":
         return w0.astype(np.int64)

@@ -1,6 +1,6 @@
 """The `tile` dialect: one kernel as loops with roles over flat buffers. It knows loops and memory, but no chip.
 
-Scalars are `arith` and `math`; a loop's role says how its iterations may run, and the code generator of a target decides
+Scalars are `arith` and `math`; a loop's role says how its iterations may run, and a target's code generator decides
 what that becomes: vector lanes and masks on a CPU, block dimensions and program ids in Triton.
 """
 
@@ -57,9 +57,9 @@ class DimOp(IRDLOperation):
 class ForOp(IRDLOperation):
     """for iv in [lower, upper): body. Block arguments: iv, then what is carried; results: the last carried values.
 
-    role: "serial"; "parallel" (iterations are independent and may run on any thread; carries nothing; only at the top of
-    a kernel); "vector" (iterations may run as lanes: each carried value is a reduction by its `combines` kind, which the
-    lanes may reorder); "unroll" (serial with numbers as bounds, written out by the code generator).
+    role: "serial"; "parallel" (iterations are independent and may run on any thread; carries nothing; only at the top
+    of a kernel); "vector" (iterations may run as lanes: each carried value is a reduction by its `combines` kind, which
+    the lanes may reorder); "unroll" (serial with numbers as bounds, written out by the code generator).
     With combine "none" a carried value is an ordinary loop-carried scalar, which only serial and unroll loops may have.
     """
 
@@ -193,7 +193,7 @@ class RandomOp(IRDLOperation):
 
 @irdl_op_definition
 class PackOp(IRDLOperation):
-    """Copies an (outer, k) block into panels for a dot: dst[outer // panel][k // kk][outer % panel][k % kk], zero padded.
+    """Copies an (outer, k) block into zero-padded panels: dst[outer // panel][k // kk][outer % panel][k % kk].
 
     The source element (i, p) is source[base + i * strides[0] + p * strides[1]]; it is converted to dst's element type.
     """
@@ -215,7 +215,7 @@ class PackOp(IRDLOperation):
 
 @irdl_op_definition
 class DotOp(IRDLOperation):
-    """acc[i, j] = sum over p < k of a(i, p) * b(p, j) for i < m, j < n, accumulated in float32; body(acc, i, j) uses it.
+    """acc[i, j] = sum over p < k of a(i, p) * b(p, j), i < m, j < n, accumulated in float32; body(acc, i, j) uses it.
 
     An operand is strided, element (i, p) at base + i * strides[0] + p * strides[1] - for b, element (p, j) at
     base + j * strides[0] + p * strides[1] - or, with panel > 0, packed as tile.pack writes it.

@@ -23,7 +23,7 @@ class Memory:
     name: str
 
     def load(self, position: np.ndarray, mask: Any, where: Callable[[], str]) -> np.ndarray:
-        """The elements at positions, 0 where the optional mask is false. Raises VerificationError outside the memory."""
+        """The elements at positions, 0 where the mask is false. Raises VerificationError outside the memory."""
         if mask is None:
             self._check(position, where)
             return self.array[position]
@@ -37,7 +37,7 @@ class Memory:
     def store(
         self, position: np.ndarray, value: np.ndarray, combine: np.ufunc | None, where: Callable[[], str]
     ) -> None:
-        """Writes values (flat arrays of one length) in order, or combines them with what is there, one after another."""
+        """Writes values (flat arrays of one length) in order, or combines each with what is there."""
         self._check(position, where)
         if combine is None:
             self.array[position] = value

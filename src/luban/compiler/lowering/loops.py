@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 from xdsl.dialects import arith
 from xdsl.ir import Attribute, SSAValue
 
-from luban.compiler.lowering.bodies import combine, copy_body, identity
+from luban.compiler.lowering.bodies import combine, identity
 from luban.compiler.lowering.builder import KernelBuilder
 from luban.compiler.lowering.registry import Lowered, Request
+from luban.compiler.lowering.evaluator import Evaluator
 from luban.compiler.lowering.schedule import Passes, is_full_reduction, is_row_member, place_group, schedule
 from luban.compiler.passes.graph.grouping import Group
 from luban.compiler.passes.graph.placement import Axis, Member, Strides
@@ -45,7 +46,7 @@ def _bytes(value: SSAValue) -> int:
     return size * bytes_of(value.type.dtype) if isinstance(size, int) else 0  # type: ignore[attr-defined]
 
 
-class _Emitter:
+class _Emitter(Evaluator):
     """Emits one kernel; `index` holds the current loop index of each axis."""
 
     def __init__(self, request: Request, group: Group, passes: Passes, leaving: Sequence[SSAValue]):
@@ -56,15 +57,12 @@ class _Emitter:
         self.chunks = self._chunk_count(request.target.cores)
         dtypes = [v.type.dtype for v in (*self.external, *leaving)]  # type: ignore[attr-defined]
         late_values = [r for m in self.late for r in m.op.results]
-        self.b = KernelBuilder(request.name, [*dtypes, *(v.type.dtype for v in late_values)], request.symbols)  # type: ignore[attr-defined]
-        buffers = self.b.buffers
-        self.buffer = dict(zip((*self.external, *leaving), buffers))
+        builder = KernelBuilder(request.name, [*dtypes, *(v.type.dtype for v in late_values)], request.symbols)  # type: ignore[attr-defined]
+        buffers = builder.buffers
+        super().__init__(builder, group, dict(zip((*self.external, *leaving), buffers)))
         self.partials = dict(zip(late_values, buffers[len(dtypes) :]))
-        self.workspaces: list[Dim] = [self._width(self._member(v)) * self.chunks * bytes_of(v.type.dtype) for v in late_values]  # type: ignore[attr-defined]
-        self.index: dict[Axis, SSAValue] = {}
+        self.workspaces: list[Dim] = [self._width(self.member(v)) * self.chunks * bytes_of(v.type.dtype) for v in late_values]  # type: ignore[attr-defined]
         self.row_values: dict[SSAValue, SSAValue] = {}
-        self.saved: dict[SSAValue, tuple[SSAValue, Strides]] = {}
-        self.cache: dict[object, SSAValue] = {}
         self.accumulators: dict[SSAValue, SSAValue] = {}
 
     # ---- sizes
@@ -79,9 +77,6 @@ class _Emitter:
         elements = self._elements()
         most = MAX_CHUNKS if not isinstance(elements, int) else max(1, min(MAX_CHUNKS, elements // CHUNK_ELEMENTS))
         return most if not isinstance(rows, int) else max(1, min(most, rows))
-
-    def _member(self, value: SSAValue) -> Member:
-        return self.group.produced[value]
 
     def _width(self, member: Member) -> Dim:
         """Accumulators a chunk of a late reduction needs."""
@@ -173,12 +168,12 @@ class _Emitter:
                 continue
             if self.passes.ready[m.op.results[0]] == after:
                 self.cache = dict(self.row_values)
-                for value, got in zip(m.op.results, self._compute(m)):
+                for value, got in zip(m.op.results, self.compute(m)):
                     self.row_values[value] = got
         for value in self.leaving:
             if self.passes.ready.get(value) == after and value not in self.group.late:
-                writes = self._member(value).writes
-                self.b.store(self.row_values[value], self.buffer[value], *self._address(writes))
+                writes = self.member(value).writes
+                self.b.store(self.row_values[value], self.buffer[value], *self.address(writes))
 
     def _emit_pass(self, number: int, scratch: dict[SSAValue, SSAValue], bounds) -> None:
         members = [m for m in self.group.members if self.passes.level.get(id(m)) == number]
@@ -191,15 +186,15 @@ class _Emitter:
         def body(values: Sequence[SSAValue]) -> list[SSAValue]:
             self.cache = dict(self.row_values)
             for v in stores:
-                self._keep(v, self._value(v), scratch)
+                self._keep(v, self.value(v), scratch)
             for m in reduces:
                 if m in self.late and not is_full_reduction(m, self.passes):
                     self._accumulate_columns(m)
-            return [combine(self.b, k, old, self._contribution(m)[i]) for k, old, (m, i) in zip(kinds, values, carried)]
+            return [combine(self.b, k, old, self.contribution(m)[i]) for k, old, (m, i) in zip(kinds, values, carried)]
 
         results = self._nest(self.passes.columns, init, kinds, body, bounds)
         for v in stores:
-            self.saved[v] = (scratch[v], self._column_strides()) if v in scratch else (self.buffer[v], self._member(v).writes)
+            self.saved[v] = (scratch[v], self._column_strides()) if v in scratch else (self.buffer[v], self.member(v).writes)
         for (m, i), value in zip(carried, results):
             if m in self.late:
                 self._accumulate_total(m, i, value)
@@ -237,58 +232,13 @@ class _Emitter:
             block.yields = loop.results
         return block.results
 
-    # ---- values
-
-    def _address(self, strides: Strides) -> tuple[list[SSAValue], list[Dim]]:
-        return [self.index[a] for a in strides], list(strides.values())
-
-    def _value(self, value: SSAValue) -> SSAValue:
-        """A value of the group at the current point: computed, remembered or read back."""
-        if value in self.cache:
-            return self.cache[value]
-        if value in self.saved:
-            buffer, strides = self.saved[value]
-            self.cache[value] = self.b.load(buffer, *self._address(strides))
-        else:
-            member = self._member(value)
-            for result, got in zip(member.op.results, self._compute(member)):
-                self.cache[result] = got
-        return self.cache[value]
-
-    def _compute(self, member: Member) -> list[SSAValue]:
-        args = [self._operand(v, read) for v, read in zip(member.op.operands, member.reads)]
-        return copy_body(self.b, member.op, args, lambda d: self._dimension_index(member, d))
-
-    def _contribution(self, member: Member) -> list[SSAValue]:
-        """What a reduction adds at the current point."""
-        key = ("contribution", id(member))
-        if key not in self.cache:
-            self.cache[key] = self._compute(member)  # type: ignore[assignment]
-        return self.cache[key]  # type: ignore[return-value]
-
-    def _operand(self, value: SSAValue, read: tuple[Strides, Dim] | None) -> SSAValue:
-        if value in self.group.produced:
-            return self._value(value)
-        if read is None:
-            return self.buffer[value]
-        key = (value, tuple((id(a), s) for a, s in read[0].items()), read[1])
-        if key not in self.cache:
-            self.cache[key] = self.b.load(self.buffer[value], *self._address(read[0]), read[1])
-        return self.cache[key]
-
-    def _dimension_index(self, member: Member, d: int) -> SSAValue:
-        index = None
-        for axis in member.axes[d]:
-            if axis.size == 1:
-                continue
-            index = self.index[axis] if index is None else self.b.add(self.b.mul(index, self.b.dim(axis.size)), self.index[axis])
-        return self.b.dim(0) if index is None else index
+    # ---- storing
 
     def _keep(self, value: SSAValue, got: SSAValue, scratch: dict[SSAValue, SSAValue]) -> None:
         if value in scratch:
-            self.b.store(got, scratch[value], *self._address(self._column_strides()))
+            self.b.store(got, scratch[value], *self.address(self._column_strides()))
         else:
-            self.b.store(got, self.buffer[value], *self._address(self._member(value).writes))
+            self.b.store(got, self.buffer[value], *self.address(self.member(value).writes))
 
     def _column_strides(self) -> Strides:
         table: Strides = {}
@@ -301,7 +251,7 @@ class _Emitter:
     # ---- column and whole reductions
 
     def _kind(self, value: SSAValue) -> str:
-        member = self._member(value)
+        member = self.member(value)
         return member.op.properties["kinds"].data[list(member.op.results).index(value)].data  # type: ignore[union-attr]
 
     def _open_accumulators(self, member: Member) -> None:
@@ -313,8 +263,8 @@ class _Emitter:
                 self.b.store(identity(self.b, self._kind(value), dtype), self.accumulators[value], [loop.index], [1])
 
     def _accumulate_columns(self, member: Member) -> None:
-        for value, got in zip(member.op.results, self._contribution(member)):
-            address = self._address(self._column_strides())
+        for value, got in zip(member.op.results, self.contribution(member)):
+            address = self.address(self._column_strides())
             old = self.b.load(self.accumulators[value], *address)
             self.b.store(combine(self.b, self._kind(value), old, got), self.accumulators[value], *address)
 
@@ -346,8 +296,8 @@ class _Emitter:
                 return loop.results[0]
 
             def body(_, value=value, total=total) -> list[SSAValue]:
-                got = total(lambda: self._address(self._column_strides()))
-                b.store(got, self.buffer[value], *self._address(self._member(value).writes))
+                got = total(lambda: self.address(self._column_strides()))
+                b.store(got, self.buffer[value], *self.address(self.member(value).writes))
                 return []
 
             if whole:

@@ -5,6 +5,7 @@ A row is visited in passes: a reduction over the columns ends a pass, and what n
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from xdsl.ir import SSAValue
@@ -12,7 +13,7 @@ from xdsl.ir import SSAValue
 from luban.compiler.ir import graph
 from luban.compiler.lowering.bodies import is_expensive, uses_index
 from luban.compiler.passes.graph.grouping import Group, join, open_group
-from luban.compiler.passes.graph.placement import Axis, Member, Strides
+from luban.compiler.passes.graph.placement import Axis, Member
 from luban.symbolic import product
 
 MIN_COLUMNS = 512  # fewer elements in a row than this do not pay for a row's bookkeeping
@@ -92,30 +93,31 @@ def _widen(group: Group) -> None:
         group.columns = [rows.pop(), *(group.columns or [])]
 
 
-def _tables(group: Group) -> list[Strides]:
-    return [t for m in group.members for t in (m.writes, *(r[0] for r in m.reads if r is not None))]
-
-
 def _merge(group: Group) -> None:
-    """Joins neighbouring axes that every access walks as one."""
+    """Joins neighbouring axes; rows with columns only where nothing tells them apart."""
     reductions = any(m.op.name == "graph.reduce" for m in group.members)
-    whole = all(len({a for d in m.axes for a in d if a.size != 1}) == len([a for a in group.axes if a.size != 1]) for m in group.members)
+    real = [a for a in group.axes if a.size != 1]
+    whole = all(len({a for d in m.axes for a in d if a.size != 1}) == len(real) for m in group.members)
+    free = not reductions and whole
+    columns = set(group.columns or [])
+    merge_axes(group, lambda outer, inner: free or (outer in columns) == (inner in columns))
+    if free:
+        group.columns = group.axes[-1:]
+        _widen(group)
+
+
+def merge_axes(group: Group, allowed: Callable[[Axis, Axis], bool]) -> None:
+    """Joins neighbouring axes that every access walks as one, drops those of size 1; keeps axes whose index a body asks for."""
     pinned = {a for m in group.members if uses_index(m.op) for dims in m.axes for a in dims}
-    tables = _tables(group)
-    free = not reductions and whole  # rows and columns may merge with one another
-
-    def side(axis: Axis) -> bool:
-        return not free and axis in (group.columns or [])
-
-    axes = [a for a in group.axes if a.size != 1]
+    tables = [t for m in group.members for t in (m.writes, *(r[0] for r in m.reads if r is not None))]
     merged: list[Axis] = []
-    for axis in axes:
+    for axis in (a for a in group.axes if a.size != 1):
         last = merged[-1] if merged else None
         if (
             last is not None
             and last not in pinned
             and axis not in pinned
-            and side(last) == side(axis)
+            and allowed(last, axis)
             and all(t.get(last, 0) == t.get(axis, 0) * axis.size for t in tables)
         ):
             joined = Axis(last.size * axis.size)
@@ -128,9 +130,6 @@ def _merge(group: Group) -> None:
         else:
             merged.append(axis)
     group.axes = merged
-    if free:
-        group.columns = merged[-1:]
-        _widen(group)
 
 
 def _replace(group: Group, outer: Axis, inner: Axis, joined: Axis) -> None:

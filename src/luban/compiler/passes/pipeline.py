@@ -73,8 +73,11 @@ class Dump:
 
     @classmethod
     def from_environment(cls) -> Dump | None:
-        """The dump that LUBAN_DUMP asks for, or None. A process's first module goes into the folder itself, later ones into
-        its subfolders 2, 3, ..., so that a program's forward and backward modules do not overwrite each other."""
+        """The dump that LUBAN_DUMP asks for, or None.
+
+        A process's first module goes into the folder itself, later ones into its subfolders 2, 3, ..., so that the
+        forward and backward modules of a program do not overwrite each other.
+        """
         name = os.environ.get("LUBAN_DUMP")
         if not name:
             return None
@@ -103,8 +106,8 @@ def run(
 ) -> ModuleOp:
     """Runs passes (a list or a text pipeline) over the module in place and gives it back.
 
-    dump: a folder or Dump for the module after every pass; without it LUBAN_DUMP decides. A Dump that is passed to several
-    runs keeps counting. verify_each: check every rule after every pass; a VerificationError then names the pass.
+    dump: a folder or Dump for the module after every pass; without it LUBAN_DUMP decides. A Dump given to several runs
+    keeps counting. verify_each: check every rule after every pass; a VerificationError then names the pass.
     """
     listed = parse_pipeline(passes) if isinstance(passes, str) else list(passes)
     if dump is None:
@@ -198,7 +201,7 @@ def _difference(want: dict[str, np.ndarray], got: dict[str, np.ndarray], toleran
 
 
 def relative_error(want: np.ndarray, got: np.ndarray) -> float:
-    """Largest difference of two arrays over the largest finite magnitude of the first; infinite where only one is NaN or inf."""
+    """Largest difference over the largest finite magnitude of `want`; infinite where only one is NaN or inf."""
     if want.size == 0:
         return 0.0
     a, b = want.astype(np.float64), got.astype(np.float64)

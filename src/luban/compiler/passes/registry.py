@@ -1,7 +1,7 @@
 """The passes by name. A pass is found lazily: importing this module imports no pass.
 
-A pass is a frozen dataclass registered with `@register`; its class attribute `name` is what pipelines call it, its fields
-are its options and `apply(module)` rewrites a module in place. The pass "merge-views" lives in merge_views.py of
+A pass is a frozen dataclass registered with `@register`; its class attribute `name` is what pipelines call it, its
+fields are its options and `apply(module)` rewrites a module in place. The pass "merge-views" lives in merge_views.py of
 passes/graph or passes/tile.
 """
 
@@ -40,12 +40,12 @@ P = TypeVar("P", bound=type)
 
 def register(cls: P) -> P:
     """Makes a pass class known under its `name`; use it as the outermost decorator."""
-    _PASSES[cls.name] = cls
+    _PASSES[vars(cls)["name"]] = cls
     return cls
 
 
 def names() -> list[str]:
-    """The names of all registered passes. Imports every module of the pass packages, so only messages and help use it."""
+    """The names of all passes. Imports every module of the pass packages, so only messages and help use it."""
     for package in PACKAGES:
         for found in pkgutil.iter_modules(importlib.import_module(package).__path__):
             importlib.import_module(f"{package}.{found.name}")

@@ -34,8 +34,9 @@ def load(options: Options) -> Corpus:
     needed = options.context + 2
     if min(len(train), len(held)) < needed:
         raise ConfigError(
-            f"the text {options.text or 'of the Python library'} is too short: {len(train)} tokens to train on and {len(held)} "
-            f"held out, where a context of {options.context} needs {needed} each; give a longer text or a smaller --context"
+            f"the text {options.text or 'of the Python library'} is too short: {len(train)} tokens to train on and "
+            f"{len(held)} held out, where a context of {options.context} needs {needed} each; "
+            "give a longer text or a smaller --context"
         )
     digest = hashlib.sha256(train.tobytes() + held.tobytes()).hexdigest()
     return Corpus(tokenizer, train, held, len(held_text), digest)

@@ -58,7 +58,7 @@ class GPT(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
     def _initialise(self, layers: int) -> None:
-        """Normal weights of 0.02; what is added to the residual stream is smaller by the square root of its additions."""
+        """Normal weights of 0.02, those that write to the residual stream smaller by the root of their number."""
         nn.init.normal_(self.embedding.weight, std=0.02)
         nn.init.normal_(self.position, std=0.01)
         for name, parameter in self.blocks.named_parameters():

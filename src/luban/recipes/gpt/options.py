@@ -47,7 +47,7 @@ _QUICK = dict(
     context=128,
     batch=16,
     steps=300,
-    lr=2e-3,
+    lr=1e-3,
     warmup=30,
     eval_every=50,
     checkpoint_every=100,
@@ -59,7 +59,7 @@ _FULL = dict(
     context=256,
     batch=16,
     steps=2000,
-    lr=1e-3,
+    lr=6e-4,
     warmup=100,
     eval_every=100,
     checkpoint_every=250,
@@ -132,5 +132,6 @@ def _refuse_changes(given: dict[str, Any], base: dict[str, Any], folder: Path) -
     for name, value in given.items():
         if name not in _MAY_CHANGE and value != base.get(name):
             raise ConfigError(
-                f"the run in {folder} was started with {name} {base.get(name)}, not {value}; leave the option out or start a new run"
+                f"the run in {folder} was started with {name} {base.get(name)}, not {value}; "
+                "leave the option out or start a new run"
             )

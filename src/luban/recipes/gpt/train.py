@@ -50,9 +50,9 @@ class Job:
 def train(options: Options, progress: Callable[[int, int], Any]) -> dict[str, Any]:
     """Trains a GPT in `options.run_dir` and returns the report, which is also written there.
 
-    `progress(total, done)` makes a display with update, note and close. The report holds `steps`, `loss_first`, `loss_last`
-    (nats a token, of this process's steps), `tokens_per_s` (median, without the first step), `seconds` (of the loop, with
-    compilation and held-out losses), `metric` (held-out loss), `run_dir`, `sample`. Errors are LubanErrors of one sentence.
+    `progress(total, done)` makes a display with update, note and close. The report holds `steps`, `loss_first` and
+    `loss_last` (nats a token, of this process's steps), `tokens_per_s` (median, without the first step), `seconds` (of
+    the loop, with compilation and held-out losses), `metric` (held-out loss), `run_dir`, `sample`. Raises LubanErrors.
     """
     check(options)
     folder = Path(options.run_dir)
@@ -135,8 +135,9 @@ def _not_finite(
     kept = checkpoint.steps(job.checkpoints)
     where = f"; the checkpoint of step {kept[-1]} is intact" if kept else ""
     if before is None:
-        return f"the loss of step {number} is {loss}: try a smaller --lr, or --detect-nan to see where it comes from{where}"
-    return f"step {number} is not finite (loss {loss}): {nan.locate(job.model, before, tokens, targets)}; try a smaller --lr{where}"
+        return f"the loss of step {number} is {loss}: try a smaller --lr, or --detect-nan to see where it began{where}"
+    cause = nan.locate(job.model, before, tokens, targets)
+    return f"step {number} is not finite (loss {loss}): {cause}; try a smaller --lr{where}"
 
 
 @torch.no_grad()
@@ -169,7 +170,8 @@ def _restore(job: Job) -> None:
     last = checkpoint.load_last(job.checkpoints)
     if last.state.get("text_digest") != job.corpus.digest:
         raise ConfigError(
-            f"the text is not the one that the run in {job.folder} was started with; give the same --text or start a new run"
+            f"the text is not the one that the run in {job.folder} was started with; "
+            "give the same --text or start a new run"
         )
     job.model.load_state_dict(last.groups["model"])
     checkpoint.restore_optimizer(job.optimizer, last.groups["optimizer"])

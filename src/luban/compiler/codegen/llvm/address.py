@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 from xdsl.ir import SSAValue
 
-from luban.compiler.codegen.llvm.context import Context, add, buffer_of, dim_value, multiply
+from luban.compiler.codegen.llvm.context import Context, add, at_depth, buffer_of, dim_value, multiply
 from luban.compiler.codegen.llvm.values import Ramp, Uniform, Varying, constant, memory_type
 from luban.symbolic import Dim
 
 
 @dataclass(frozen=True)
 class Place:
-    """`pointer` is the element of lane 0 of the first copy as far as uniform terms go; `type` is the element's in memory.
+    """`pointer` is the element of lane 0 of the first copy as far as uniform terms go; `type` is the element in memory.
 
     Lanes move by `step` elements each, or, where `offsets` is given, to those element offsets (one i64 vector a copy).
     """
@@ -79,7 +79,7 @@ def shifted(ctx: Context, pointer: str, ty: str, elements: int) -> str:
 
 
 def _pointer(ctx: Context, base: str, ty: str, terms: list[Uniform]) -> str:
-    """base + the sum of the terms, outermost first, so that what an inner loop does not change is computed outside of it."""
+    """base + the sum of the terms, outermost first, so that what an inner loop does not change can move out of it."""
     depths = sorted({term.depth for term in terms})
     for depth in depths:
         total = constant("i64", 0)
@@ -87,7 +87,8 @@ def _pointer(ctx: Context, base: str, ty: str, terms: list[Uniform]) -> str:
             if term.depth == depth:
                 total = add(ctx, total, term)
         if total.number != 0:
-            base = ctx.fn.op(f"getelementptr {ty}, ptr {base}, i64 {total.text}")
+            with at_depth(ctx, depth) as fn:
+                base = fn.op(f"getelementptr {ty}, ptr {base}, i64 {total.text}")
     return base
 
 

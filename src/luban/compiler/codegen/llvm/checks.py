@@ -7,7 +7,7 @@ from typing import Any
 from luban.compiler.codegen.llvm.context import Context, dim_value, emits, parts_of
 from luban.compiler.codegen.llvm.dots.flow import when
 from luban.compiler.codegen.llvm.lanes import any_of_parts
-from luban.compiler.codegen.llvm.values import Uniform, Value, Varying, vector_type
+from luban.compiler.codegen.llvm.values import Uniform, Value, Varying, splat, vector_type
 
 OUT_OF_RANGE = 1  # bit of the run's status
 _STATUS_AT = 16  # byte offset of the status pointer in the run's struct
@@ -21,13 +21,13 @@ def _check(ctx: Context, op: Any) -> None:
     width = 1 if uniform else ctx.width
     vector, condition = vector_type("i64", width), vector_type("i1", width)
     parts = [value.text] if isinstance(value, Uniform) else parts_of(ctx, value)
-    limit, zero = fn.splat("i64", bound.text, width), fn.splat("i64", "0", width)
+    limit, zero = splat(fn, "i64", bound.text, width), splat(fn, "i64", "0", width)
     good = [fn.op(f"icmp ult {vector} {part}, {limit}") for part in parts]
     kept = [fn.op(f"select {condition} {g}, {vector} {p}, {vector} {zero}") for g, p in zip(good, parts, strict=True)]
-    bad = [fn.op(f"xor {condition} {g}, {fn.splat('i1', 'true', width)}") for g in good]
+    bad = [fn.op(f"xor {condition} {g}, {splat(fn, 'i1', 'true', width)}") for g in good]
     if uniform:
         when(fn, bad[0], lambda: _mark(ctx))
-        result: Value = Uniform("i64", kept[0], value.depth)  # type: ignore[union-attr]
+        result: Value = Uniform("i64", kept[0], ctx.depth)
     else:
         if ctx.masks:
             bad = [fn.op(f"and {condition} {b}, {m}") for b, m in zip(bad, ctx.masks, strict=True)]

@@ -32,7 +32,7 @@ class CompiledModule:
 
 
 def compile_module(text: str, target: Target, opt: int = 2) -> CompiledModule:
-    """Compiles LLVM IR text for a target (opt 0 to 3). Raises LubanError with LLVM's message where the text is wrong."""
+    """Compiles LLVM IR text for a target (opt 0 to 3). Raises LubanError with LLVM's message for a wrong text."""
     times = [time.perf_counter()]
     machine = _machine(target, opt)
     times.append(time.perf_counter())
@@ -91,11 +91,15 @@ def _parse(text: str, machine: llvm.TargetMachine) -> llvm.ModuleRef:
 
 
 def _optimise(module: llvm.ModuleRef, machine: llvm.TargetMachine, opt: int) -> None:
-    """LLVM's own pipeline without its vectorisers: the code is vectors already."""
-    options = llvm.create_pipeline_tuning_options(speed_level=opt)
-    options.loop_vectorization = False
-    options.slp_vectorization = False
-    options.loop_interleaving = False
-    options.loop_unrolling = False
-    builder = llvm.create_pass_builder(machine, options)
-    builder.getModulePassManager().run(module, builder)
+    """Inlining of the math library and local clean-up.
+
+    LLVM's own pipelines take five to ten times as long and gain nothing here: the code is vectors in SSA form, with its
+    invariants outside of the loops, before LLVM sees it.
+    """
+    builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=opt))
+    passes = llvm.create_new_module_pass_manager()
+    passes.add_always_inliner_pass()
+    if opt > 0:
+        passes.add_simplify_cfg_pass()
+        passes.add_instruction_combine_pass()
+    passes.run(module, builder)

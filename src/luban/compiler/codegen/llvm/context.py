@@ -11,7 +11,7 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from luban.compiler.codegen.llvm.dims import emit_dim
 from luban.compiler.codegen.llvm.emitter import Function, Module
-from luban.compiler.codegen.llvm.values import Buffer, Ramp, Uniform, Value, Varying, constant, vector_type
+from luban.compiler.codegen.llvm.values import Buffer, Ramp, Uniform, Value, Varying, constant, splat, vector_type
 from luban.errors import ConfigError
 from luban.symbolic import Dim
 from luban.targets import Target
@@ -31,12 +31,21 @@ def emits(*names: str) -> Callable[[OpEmitter], OpEmitter]:
 
 
 @dataclass
+class Preheader:
+    """What runs once before a loop: `lines` of code and the vectors of equal lanes made there."""
+
+    lines: list[str] = field(default_factory=list)
+    splats: dict[tuple[str, str, int], str] = field(default_factory=dict)
+
+
+@dataclass
 class Context:
     """Everything that emitting an operation needs.
 
     `width` lanes a vector and `copies` vectors are in flight (1 and 1 outside of vector loops); `masks` holds one
-    `<width x i1>` a copy where not every lane is live. `symbols` maps the kernel's symbols to i64 operands and `rt` is the
-    pointer to the run's struct. `prologue` collects what belongs at the function's entry.
+    `<width x i1>` a copy where not every lane is live. `symbols` maps the kernel's symbols to i64 operands, `rt` points
+    to the run's struct. `prologue` collects what belongs at the function's entry, and `preheaders` has an entry for each
+    loop around the code being written: a value known at depth d belongs into `preheaders[d]`, where it is computed once.
     """
 
     module: Module
@@ -51,17 +60,56 @@ class Context:
     varying: frozenset[SSAValue] = frozenset()
     depth: int = 0
     prologue: list[str] = field(default_factory=list)
+    preheaders: list[Preheader] = field(default_factory=list)
     dims: dict[str, str] = field(default_factory=dict)
     stack_bytes: int = 0
     heap: list[str] = field(default_factory=list)
 
     def finish(self, entry_lines: int) -> None:
-        """Ends the function: the prologue goes after its first `entry_lines` lines, heap scratch is freed, it returns."""
+        """Ends the function: puts the prologue after its first `entry_lines` lines, frees heap scratch and returns."""
         for pointer in self.heap:
             self.fn.call("void", self.module.declare("free", "void", ["ptr"]), [("ptr", pointer)])
         self.fn.emit("ret void")
         self.fn.lines[entry_lines:entry_lines] = self.prologue
+        self.fn.lines = _flat(self.fn.lines)
         self.module.add(self.fn)
+
+
+def _flat(lines: list) -> list[str]:
+    """Lines with the preheaders, which stand among them as lists, in their places."""
+    flat: list[str] = []
+    for line in lines:
+        if isinstance(line, list):
+            flat += _flat(line)
+        else:
+            flat.append(line)
+    return flat
+
+
+def open_loop(ctx: Context) -> None:
+    """Begins a loop: places its preheader here and goes one level deeper."""
+    preheader = Preheader()
+    ctx.fn.lines.append(preheader.lines)  # type: ignore[arg-type]
+    ctx.preheaders.append(preheader)
+    ctx.depth += 1
+
+
+def close_loop(ctx: Context) -> None:
+    """Ends the innermost loop."""
+    ctx.preheaders.pop()
+    ctx.depth -= 1
+
+
+@contextlib.contextmanager
+def at_depth(ctx: Context, depth: int) -> Iterator[Function]:
+    """Instructions written inside run where values of this loop depth are computed; they must be pure."""
+    body = ctx.fn.lines
+    if depth < ctx.depth:
+        ctx.fn.lines = ctx.preheaders[depth].lines
+    try:
+        yield ctx.fn
+    finally:
+        ctx.fn.lines = body
 
 
 @contextlib.contextmanager
@@ -126,7 +174,7 @@ def parts_of(ctx: Context, value: Value) -> list[str]:
     if isinstance(value, Varying):
         return list(value.parts)
     if isinstance(value, Uniform):
-        return [fn.splat(value.type, value.text, width)] * copies
+        return [splat_uniform(ctx, value)] * copies
     assert isinstance(value, Ramp)
     lanes = ", ".join(f"i64 {lane * value.step}" for lane in range(width))
     parts = []
@@ -135,9 +183,21 @@ def parts_of(ctx: Context, value: Value) -> list[str]:
         if width == 1:
             parts.append(start.text)
             continue
-        splat = fn.splat("i64", start.text, width)
-        parts.append(fn.op(f"add {vector_type('i64', width)} {splat}, <{lanes}>"))
+        spread = splat(fn, "i64", start.text, width)
+        parts.append(fn.op(f"add {vector_type('i64', width)} {spread}, <{lanes}>"))
     return parts
+
+
+def splat_uniform(ctx: Context, value: Uniform) -> str:
+    """A uniform value in every lane, made outside of the loops that it does not depend on."""
+    if ctx.width == 1 or value.depth >= ctx.depth or not value.text.startswith("%"):
+        return splat(ctx.fn, value.type, value.text, ctx.width)
+    made = ctx.preheaders[value.depth].splats
+    key = (value.text, value.type, ctx.width)
+    if key not in made:
+        with at_depth(ctx, value.depth) as fn:
+            made[key] = splat(fn, value.type, value.text, ctx.width)
+    return made[key]
 
 
 def add_number(ctx: Context, value: Uniform, number: int) -> Uniform:
@@ -154,7 +214,7 @@ def add(ctx: Context, a: Uniform, b: Uniform) -> Uniform:
     if a.number == 0 or b.number == 0:
         return b if a.number == 0 else a
     span = (a.span[0] + b.span[0], a.span[1] + b.span[1]) if a.span and b.span else None
-    return Uniform("i64", ctx.fn.op(f"add nsw i64 {a.text}, {b.text}"), max(a.depth, b.depth), None, span)
+    return _index(ctx, f"add nsw i64 {a.text}, {b.text}", max(a.depth, b.depth), span)
 
 
 def multiply(ctx: Context, a: Uniform, b: Uniform) -> Uniform:
@@ -169,7 +229,12 @@ def multiply(ctx: Context, a: Uniform, b: Uniform) -> Uniform:
     if a.span and b.span:
         ends = [x * y for x in a.span for y in b.span]
         span = (min(ends), max(ends))
-    return Uniform("i64", ctx.fn.op(f"mul nsw i64 {a.text}, {b.text}"), max(a.depth, b.depth), None, span)
+    return _index(ctx, f"mul nsw i64 {a.text}, {b.text}", max(a.depth, b.depth), span)
+
+
+def _index(ctx: Context, text: str, depth: int, span: tuple[int, int] | None) -> Uniform:
+    with at_depth(ctx, depth) as fn:
+        return Uniform("i64", fn.op(text), depth, None, span)
 
 
 def dim_value(ctx: Context, dim: Dim) -> Uniform:

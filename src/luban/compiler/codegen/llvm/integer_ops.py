@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from luban.compiler.codegen.llvm.context import Context, add, emits, multiply, parts_of
-from luban.compiler.codegen.llvm.emitter import Function
+from luban.compiler.codegen.llvm.context import Context, add, at_depth, emits, multiply, parts_of
 from luban.compiler.codegen.llvm.scalar_ops import CMPI, binary, elementwise
 from luban.compiler.codegen.llvm.values import (
     Ramp,
@@ -15,6 +14,7 @@ from luban.compiler.codegen.llvm.values import (
     constant,
     literal,
     scalar_type,
+    splat,
     vector_type,
 )
 
@@ -26,7 +26,7 @@ def _add(ctx: Context, op: Any) -> None:
     a, b = (ctx.values[operand] for operand in op.operands)
     if a.type != "i64" or isinstance(a, Varying) or isinstance(b, Varying):
         word = "add" if op.name == "arith.addi" else "sub"
-        elementwise(ctx, op, lambda fn, types, width, texts: binary(fn, word, types[-1], width, *texts))
+        elementwise(ctx, op, lambda ctx, types, width, texts: binary(ctx, word, types[-1], width, *texts))
         if op.name == "arith.addi":
             _with_span(ctx, op, _sum_span(span_of(a), span_of(b)))
         return
@@ -44,7 +44,7 @@ def _multiply(ctx: Context, op: Any) -> None:
     if a.type == "i64" and whole:
         ctx.values[op.results[0]] = scale_index(ctx, a, b)
         return
-    elementwise(ctx, op, lambda fn, types, width, texts: binary(fn, "mul", types[-1], width, *texts))
+    elementwise(ctx, op, lambda ctx, types, width, texts: binary(ctx, "mul", types[-1], width, *texts))
     left, right = span_of(a), span_of(b)
     if left and right:
         ends = [x * y for x in left for y in right]
@@ -101,8 +101,8 @@ def _cmpi(ctx: Context, op: Any) -> None:
         ctx.values[op.results[0]] = Varying("i1", tuple(_compare_ramp(ctx, predicate, a, b)))
         return
 
-    def build(fn: Function, types: list[str], width: int, texts: list[str]) -> str:
-        return fn.op(f"icmp {predicate} {vector_type(types[0], width)} {texts[0]}, {texts[1]}")
+    def build(ctx: Context, types: list[str], width: int, texts: list[str]) -> str:
+        return ctx.fn.op(f"icmp {predicate} {vector_type(types[0], width)} {texts[0]}, {texts[1]}")
 
     elementwise(ctx, op, build)
 
@@ -113,23 +113,23 @@ _RAMP_COMPARES = {"slt": (0, True), "sle": (1, True), "sge": (0, False), "sgt": 
 
 def _compare_ramp(ctx: Context, predicate: str, ramp: Ramp, bound: Uniform) -> list[str]:
     """ramp < bound as lane number < bound - base, in 32 bits: a quarter of the work of comparing 64-bit lanes."""
-    fn, width = ctx.fn, ctx.width
+    width = ctx.width
     extra, below = _RAMP_COMPARES[predicate]
     lanes = ", ".join(f"i32 {lane}" for lane in range(width))
     parts = []
     for copy in range(ctx.copies):
-        distance = fn.op(f"sub nsw i64 {bound.text}, {ramp.base.text}")
-        distance = fn.op(f"add nsw i64 {distance}, {extra - copy * width}")
-        low = fn.intrinsic("llvm.smax.i64", "i64", [("i64", distance), ("i64", "0")])
-        clipped = fn.intrinsic("llvm.smin.i64", "i64", [("i64", low), ("i64", str(width))])
-        count = fn.splat("i32", fn.op(f"trunc i64 {clipped} to i32"), width)
-        parts.append(fn.op(f"icmp {'ult' if below else 'uge'} <{width} x i32> <{lanes}>, {count}"))
+        distance = ctx.fn.op(f"sub nsw i64 {bound.text}, {ramp.base.text}")
+        distance = ctx.fn.op(f"add nsw i64 {distance}, {extra - copy * width}")
+        low = ctx.fn.intrinsic("llvm.smax.i64", "i64", [("i64", distance), ("i64", "0")])
+        clipped = ctx.fn.intrinsic("llvm.smin.i64", "i64", [("i64", low), ("i64", str(width))])
+        count = splat(ctx.fn, "i32", ctx.fn.op(f"trunc i64 {clipped} to i32"), width)
+        parts.append(ctx.fn.op(f"icmp {'ult' if below else 'uge'} <{width} x i32> <{lanes}>, {count}"))
     return parts
 
 
 @emits("arith.divsi", "arith.divui", "arith.remsi", "arith.remui", "arith.floordivsi")
 def _divide(ctx: Context, op: Any) -> None:
-    """Division never traps: lanes that a mask switches off hold zeros, and a zero divisor gives the dividend (remainder 0)."""
+    """Division never traps: lanes that are switched off hold zeros, and a zero divisor counts as one."""
     kind = {"arith.floordivsi": "fdiv"}.get(op.name, op.name.removeprefix("arith."))
     a, b = (ctx.values[operand] for operand in op.operands)
     divisor = int(b.number) if isinstance(b, Uniform) and b.number is not None else None
@@ -138,14 +138,14 @@ def _divide(ctx: Context, op: Any) -> None:
         _divide_small(ctx, op, kind, a, divisor, span)
         return
 
-    def build(fn: Function, types: list[str], width: int, texts: list[str]) -> str:
-        return _general_division(fn, kind, ty, width, texts, divisor)
+    def build(ctx: Context, types: list[str], width: int, texts: list[str]) -> str:
+        return _general_division(ctx, kind, ty, width, texts, divisor)
 
     elementwise(ctx, op, build)
 
 
 def _divide_small(ctx: Context, op: Any, kind: str, a: Value, divisor: int, span: tuple[int, int]) -> None:
-    """By a positive number, of something known not to be negative: unsigned, on lanes in 32 bits where that is enough."""
+    """By a positive number, of something known not to be negative: unsigned, and in 32 bits where that is enough."""
     remainder = kind.startswith("rem")
     result_span = (0, min(span[1], divisor - 1)) if remainder else (span[0] // divisor, span[1] // divisor)
     if span[1] < divisor:
@@ -153,7 +153,8 @@ def _divide_small(ctx: Context, op: Any, kind: str, a: Value, divisor: int, span
         return
     word = "urem" if remainder else "udiv"
     if isinstance(a, Uniform):
-        text = ctx.fn.op(f"{word} {a.type} {a.text}, {divisor}")
+        with at_depth(ctx, a.depth) as fn:
+            text = fn.op(f"{word} {a.type} {a.text}, {divisor}")
         ctx.values[op.results[0]] = Uniform(a.type, text, a.depth, None, result_span)
         return
     narrow = "i32" if a.type == "i64" and span[1] < 1 << 31 and divisor < 1 << 31 else a.type
@@ -161,7 +162,7 @@ def _divide_small(ctx: Context, op: Any, kind: str, a: Value, divisor: int, span
     for part in parts_of(ctx, a):
         if narrow != a.type:
             part = ctx.fn.op(f"trunc {vector_type(a.type, ctx.width)} {part} to {vector_type(narrow, ctx.width)}")
-        by = ctx.fn.splat(narrow, str(divisor), ctx.width)
+        by = splat(ctx.fn, narrow, str(divisor), ctx.width)
         part = ctx.fn.op(f"{word} {vector_type(narrow, ctx.width)} {part}, {by}")
         if narrow != a.type:
             part = ctx.fn.op(f"zext nneg {vector_type(narrow, ctx.width)} {part} to {vector_type(a.type, ctx.width)}")
@@ -169,47 +170,47 @@ def _divide_small(ctx: Context, op: Any, kind: str, a: Value, divisor: int, span
     ctx.values[op.results[0]] = Varying(a.type, tuple(parts), result_span)
 
 
-def _general_division(fn: Function, kind: str, ty: str, width: int, texts: list[str], divisor: int | None) -> str:
+def _general_division(ctx: Context, kind: str, ty: str, width: int, texts: list[str], divisor: int | None) -> str:
     vector = vector_type(ty, width)
     a, b = texts
     if kind in ("divui", "remui"):
-        safe = b if divisor else _replace(fn, ty, width, b, (0,))
-        quotient = fn.op(f"udiv {vector} {a}, {safe}")
-        return quotient if kind == "divui" else _remainder(fn, vector, a, quotient, safe)
+        safe = b if divisor else _replace(ctx, ty, width, b, (0,))
+        quotient = ctx.fn.op(f"udiv {vector} {a}, {safe}")
+        return quotient if kind == "divui" else _remainder(ctx, vector, a, quotient, safe)
     if divisor not in (None, 0, -1):
-        return _signed(fn, kind, vector, ty, width, a, b)
+        return _signed(ctx, kind, vector, ty, width, a, b)
     # 0 would trap, and so would the lowest number divided by -1.
-    safe = _replace(fn, ty, width, b, (0, -1))
-    normal = _signed(fn, kind, vector, ty, width, a, safe)
-    minus_one = fn.op(f"icmp eq {vector} {b}, {fn.splat(ty, '-1', width)}")
-    zero = fn.splat(ty, "0", width)
-    special = zero if kind == "remsi" else fn.op(f"sub {vector} {zero}, {a}")
-    return fn.op(f"select {vector_type('i1', width)} {minus_one}, {vector} {special}, {vector} {normal}")
+    safe = _replace(ctx, ty, width, b, (0, -1))
+    normal = _signed(ctx, kind, vector, ty, width, a, safe)
+    minus_one = ctx.fn.op(f"icmp eq {vector} {b}, {splat(ctx.fn, ty, '-1', width)}")
+    zero = splat(ctx.fn, ty, "0", width)
+    special = zero if kind == "remsi" else ctx.fn.op(f"sub {vector} {zero}, {a}")
+    return ctx.fn.op(f"select {vector_type('i1', width)} {minus_one}, {vector} {special}, {vector} {normal}")
 
 
-def _replace(fn: Function, ty: str, width: int, text: str, numbers: tuple[int, ...]) -> str:
+def _replace(ctx: Context, ty: str, width: int, text: str, numbers: tuple[int, ...]) -> str:
     """The text with lanes equal to one of the numbers replaced by 1."""
-    vector, one = vector_type(ty, width), fn.splat(ty, "1", width)
+    vector, one = vector_type(ty, width), splat(ctx.fn, ty, "1", width)
     for number in numbers:
-        hit = fn.op(f"icmp eq {vector} {text}, {fn.splat(ty, literal(ty, number), width)}")
-        text = fn.op(f"select {vector_type('i1', width)} {hit}, {vector} {one}, {vector} {text}")
+        hit = ctx.fn.op(f"icmp eq {vector} {text}, {splat(ctx.fn, ty, literal(ty, number), width)}")
+        text = ctx.fn.op(f"select {vector_type('i1', width)} {hit}, {vector} {one}, {vector} {text}")
     return text
 
 
-def _signed(fn: Function, kind: str, vector: str, ty: str, width: int, a: str, b: str) -> str:
-    quotient = fn.op(f"sdiv {vector} {a}, {b}")
+def _signed(ctx: Context, kind: str, vector: str, ty: str, width: int, a: str, b: str) -> str:
+    quotient = ctx.fn.op(f"sdiv {vector} {a}, {b}")
     if kind == "divsi":
         return quotient
-    remainder = _remainder(fn, vector, a, quotient, b)
+    remainder = _remainder(ctx, vector, a, quotient, b)
     if kind == "remsi":
         return remainder
-    zero = fn.splat(ty, "0", width)
-    inexact = fn.op(f"icmp ne {vector} {remainder}, {zero}")
-    opposite = fn.op(f"icmp slt {vector} {fn.op(f'xor {vector} {remainder}, {b}')}, {zero}")
-    down = fn.op(f"and {vector_type('i1', width)} {inexact}, {opposite}")
-    borrow = fn.op(f"sext {vector_type('i1', width)} {down} to {vector}")
-    return fn.op(f"add {vector} {quotient}, {borrow}")
+    zero = splat(ctx.fn, ty, "0", width)
+    inexact = ctx.fn.op(f"icmp ne {vector} {remainder}, {zero}")
+    opposite = ctx.fn.op(f"icmp slt {vector} {ctx.fn.op(f'xor {vector} {remainder}, {b}')}, {zero}")
+    down = ctx.fn.op(f"and {vector_type('i1', width)} {inexact}, {opposite}")
+    borrow = ctx.fn.op(f"sext {vector_type('i1', width)} {down} to {vector}")
+    return ctx.fn.op(f"add {vector} {quotient}, {borrow}")
 
 
-def _remainder(fn: Function, vector: str, a: str, quotient: str, b: str) -> str:
-    return fn.op(f"sub {vector} {a}, {fn.op(f'mul {vector} {quotient}, {b}')}")
+def _remainder(ctx: Context, vector: str, a: str, quotient: str, b: str) -> str:
+    return ctx.fn.op(f"sub {vector} {a}, {ctx.fn.op(f'mul {vector} {quotient}, {b}')}")

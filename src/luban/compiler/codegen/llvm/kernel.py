@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from luban.compiler.codegen.llvm import checks, integer_ops, loops, memory, random, scalar_ops, scratch  # noqa: F401 (they register emitters)
+from luban.compiler.codegen.llvm import checks, conversions, integer_ops, loops, memory, random, scalar_ops, scratch  # noqa: F401 (they register emitters)
 from luban.compiler.codegen.llvm.context import Context, emit_block
 from luban.compiler.codegen.llvm.emitter import Function, Module
 from luban.compiler.codegen.llvm.lanes import function_attributes
@@ -13,10 +13,10 @@ from luban.targets import Target
 
 
 def emit_kernel(module: Module, kernel: KernelOp, target: Target) -> str:
-    """Adds `void @name(ptr b0, ..., i64 s0, ..., ptr rt)`, internal, and the functions of its parallel loops; returns the name.
+    """Adds `void @name(ptr b0, ..., i64 s0, ..., ptr rt)` and the functions of its parallel loops; returns the name.
 
-    Buffers come in the order of the kernel's block arguments, symbols in the order of `symbols`. Raises ConfigError for an
-    operation or a type that the CPU code generator does not know.
+    All are internal. Buffers come in the order of the kernel's block arguments, symbols in the order of `symbols`.
+    Raises ConfigError for an operation or a type that the CPU code generator does not know.
     """
     name = kernel.sym_name.data
     block = kernel.body.block

@@ -5,7 +5,7 @@ from __future__ import annotations
 from luban.compiler.codegen.llvm.context import Context
 from luban.compiler.codegen.llvm.dots.flow import mangled
 from luban.compiler.codegen.llvm.emitter import Function
-from luban.compiler.codegen.llvm.values import BYTES, memory_type
+from luban.compiler.codegen.llvm.values import BYTES, memory_type, vector_type
 from luban.targets import Target
 
 # Features whose vector instructions all take a mask, so that a masked tail costs no more than a full vector.
@@ -36,7 +36,7 @@ def gathers(target: Target, ty: str) -> bool:
 
 
 def function_attributes(target: Target) -> str:
-    """Attributes of every function: no unwinding, vectors as wide as the target says, and what the target adds itself."""
+    """Attributes of every function: no unwinding, vectors as wide as the target says, and what the target adds."""
     words = ["nounwind"]
     if "avx512f" in features_of(target) and target.vector_bits == 512:
         words += ['"prefer-vector-width"="512"', '"min-legal-vector-width"="512"']
@@ -89,7 +89,7 @@ def scatter(fn: Function, width: int, ty: str, value: str, pointers: str, mask: 
 
 def shuffle(fn: Function, width: int, ty: str, first: str, second: str, order: list[int]) -> str:
     """Lanes picked from two vectors of `width`."""
-    vector = f"<{width} x {ty}>"
+    vector = vector_type(ty, width)
     listed = ", ".join(f"i32 {lane}" for lane in order)
     return fn.op(f"shufflevector {vector} {first}, {vector} {second}, <{len(order)} x i32> <{listed}>")
 

@@ -64,7 +64,7 @@ def _serial(ctx: Context, op: Any, lower: Uniform, upper: Uniform) -> list[Value
 
 
 def _type_of(ctx: Context, value: Value, wide: bool) -> str:
-    return vector_type(value.type, ctx.width) if wide else value.type
+    return vector_type(value.type, ctx.width if wide else 1)
 
 
 def _parts(ctx: Context, value: Value, wide: bool) -> list[str]:

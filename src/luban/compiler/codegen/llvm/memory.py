@@ -18,7 +18,7 @@ from luban.compiler.codegen.llvm.lanes import (
     shuffle,
 )
 from luban.compiler.codegen.llvm.read_modify_write import combine_store, store_lane_by_lane
-from luban.compiler.codegen.llvm.values import BYTES, Uniform, Value, Varying, constant, scalar_type, vector_type
+from luban.compiler.codegen.llvm.values import BYTES, Uniform, Value, Varying, constant, scalar_type, splat, vector_type
 
 ZEROS = "luban.zeros"  # 64 zero bytes, to read where a mask forbids the real place
 
@@ -41,10 +41,10 @@ def _load_same(ctx: Context, place: Place, ty: str, mask: Value | None) -> Value
         return _scalar(ctx, place, _guarded(ctx, place.pointer, mask.text), ty)
     parts = parts_of(ctx, mask)
     found = _scalar(ctx, place, _guarded(ctx, place.pointer, any_of_parts(ctx, parts)), ty)
-    vector, zero = vector_type(ty, ctx.width), ctx.fn.splat(ty, constant(ty, 0).text, ctx.width)
-    splat = ctx.fn.splat(ty, found.text, ctx.width)
+    vector, zero = vector_type(ty, ctx.width), splat(ctx.fn, ty, constant(ty, 0).text, ctx.width)
+    spread = splat(ctx.fn, ty, found.text, ctx.width)
     condition = vector_type("i1", ctx.width)
-    return Varying(ty, tuple(ctx.fn.op(f"select {condition} {p}, {vector} {splat}, {vector} {zero}") for p in parts))
+    return Varying(ty, tuple(ctx.fn.op(f"select {condition} {p}, {vector} {spread}, {vector} {zero}") for p in parts))
 
 
 def _scalar(ctx: Context, place: Place, pointer: str, ty: str) -> Uniform:
@@ -73,7 +73,7 @@ def _load_lanes(ctx: Context, place: Place, ty: str, mask: Value | None) -> Vary
 
 
 def _load_part(ctx: Context, place: Place, copy: int, mask: str | None) -> str:
-    """One vector from neighbouring elements: forwards, backwards, or every second one of two vectors that just cover them."""
+    """One vector of neighbours: forwards, backwards, or every second element of two vectors that just cover them."""
     fn, width, ty = ctx.fn, ctx.width, place.type
     if place.step == 2:
         low = _whole(ctx, ty, copy_pointer(ctx, place, copy), None)
@@ -93,11 +93,11 @@ def _whole(ctx: Context, ty: str, pointer: str, mask: str | None) -> str:
 
 
 def _gather_part(ctx: Context, place: Place, pointers: str, mask: str | None) -> str:
-    live = ctx.fn.splat("i1", "true", ctx.width)
+    live = splat(ctx.fn, "i1", "true", ctx.width)
     if mask and not gathers(ctx.target, place.type):
         # Lanes one by one would each need a branch; reading zeros instead of the forbidden place needs none.
         vector = f"<{ctx.width} x ptr>"
-        zeros = ctx.fn.splat("ptr", _zeros(ctx), ctx.width)
+        zeros = splat(ctx.fn, "ptr", _zeros(ctx), ctx.width)
         pointers = ctx.fn.op(f"select <{ctx.width} x i1> {mask}, {vector} {pointers}, {vector} {zeros}")
         mask = None
     return gather(ctx.fn, ctx.width, place.type, pointers, mask or live)
@@ -106,7 +106,7 @@ def _gather_part(ctx: Context, place: Place, pointers: str, mask: str | None) ->
 def _from_memory(ctx: Context, ty: str, width: int, text: str) -> str:
     if ty != "i1":
         return text
-    return ctx.fn.op(f"icmp ne {vector_type('i8', width)} {text}, {ctx.fn.splat('i8', '0', width)}")
+    return ctx.fn.op(f"icmp ne {vector_type('i8', width)} {text}, {splat(ctx.fn, 'i8', '0', width)}")
 
 
 def _to_memory(ctx: Context, value: Value) -> Value:
@@ -162,7 +162,7 @@ def _store_lanes(ctx: Context, place: Place, value: Value, mask: Value | None) -
     values = parts_of(ctx, value)
     if place.step not in (1, -1):
         for i, pointers in enumerate(lane_pointers(ctx, place)):
-            scatter(fn, width, ty, values[i], pointers, masks[i] if masks else fn.splat("i1", "true", width))
+            scatter(fn, width, ty, values[i], pointers, masks[i] if masks else splat(fn, "i1", "true", width))
         return
     for copy in range(ctx.copies):
         text, live = values[copy], masks[copy] if masks else None

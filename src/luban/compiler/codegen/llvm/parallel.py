@@ -10,7 +10,7 @@ from luban.compiler.codegen.llvm.context import Context, add, emit_block, unifor
 from luban.compiler.codegen.llvm.emitter import Function, Module
 from luban.compiler.codegen.llvm.lanes import function_attributes
 from luban.compiler.codegen.llvm.strips import Strip, emit_strip
-from luban.compiler.codegen.llvm.values import BYTES, Buffer, Uniform, Value
+from luban.compiler.codegen.llvm.values import BYTES, Buffer, Uniform, Value, register_type
 
 PARALLEL_FOR = "luban.parallel_for"
 _THREAD = "luban.thread"
@@ -56,7 +56,7 @@ def _operand(value: Value) -> tuple[str, str]:
     if isinstance(value, Buffer):
         return "ptr", value.pointer
     assert isinstance(value, Uniform)
-    return value.type, value.text
+    return register_type(value.type), value.text
 
 
 def _slot(fn: Function, block: str, number: int) -> str:
@@ -77,7 +77,9 @@ def _emit_body(ctx: Context, op: Any, name: str, captured: dict[SSAValue, Value]
     for key, value in captured.items():
         ty, _ = _operand(value)
         text = next_captured(ty)
-        values[key] = Buffer(value.type, text) if isinstance(value, Buffer) else Uniform(ty, text, 0, None, value.span)  # type: ignore[union-attr]
+        values[key] = (
+            Buffer(value.type, text) if isinstance(value, Buffer) else Uniform(value.type, text, 0, None, value.span)
+        )  # type: ignore[union-attr]
     symbols = {symbol: next_captured("i64") for symbol in ctx.symbols}
     first = next_captured("i64")
     start = lower if lower.number is not None else Uniform("i64", first, 0, None, lower.span)
@@ -100,7 +102,7 @@ def _run_chunk(ctx: Context, op: Any, start: Uniform) -> None:
 
 
 def add_parallel_for(module: Module) -> None:
-    """Adds `void luban.parallel_for(body, ctx, n, rt)`: body(ctx, begin, end) over [0, n), split evenly among threads."""
+    """Adds `void luban.parallel_for(body, ctx, n, rt)`: body(ctx, begin, end) on [0, n), split among threads."""
     if PARALLEL_FOR in module.functions:
         return
     module.declare("GOMP_parallel", "void", ["ptr", "ptr", "i32", "i32"], "nounwind")

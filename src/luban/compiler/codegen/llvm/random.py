@@ -27,7 +27,8 @@ def _random(ctx: Context, op: Any) -> None:
     if finish is None:
         raise ConfigError(f"tile.random has no kind {op.kind.data!r}; use one of {', '.join(_KINDS)}")
 
-    def build(fn: Function, types: list[str], width: int, texts: list[str]) -> str:
+    def build(ctx: Context, types: list[str], width: int, texts: list[str]) -> str:
+        fn = ctx.fn
         name = _philox(fn, width)
         words = fn.call(_words_type(width), name, [(vector_type("i64", width), text) for text in texts])
         first, second = (fn.op(f"extractvalue {_words_type(width)} {words}, {i}") for i in (0, 1))

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from luban.compiler.codegen.llvm.address import Place, copy_pointer, lane_pointers
+from luban.compiler.codegen.llvm.combine import combine_values, identity
 from luban.compiler.codegen.llvm.context import Context, parts_of
 from luban.compiler.codegen.llvm.dots.flow import loop, masked_load, masked_store, when
 from luban.compiler.codegen.llvm.lanes import combined_mask
 from luban.compiler.codegen.llvm.reduce import combine_parts, reduce_lanes
-from luban.compiler.codegen.llvm.scalar_ops import combine_values, identity
-from luban.compiler.codegen.llvm.values import BYTES, Uniform, Value, memory_type, vector_type
+from luban.compiler.codegen.llvm.values import BYTES, Uniform, Value, memory_type, splat, vector_type
 
 
 def combine_store(ctx: Context, op: Any, place: Place, value: Value, mask: Value | None) -> None:
@@ -42,7 +42,7 @@ def _combine_one(ctx: Context, combine: str, pointer: str, ty: str, text: str) -
         old = fn.op(f"load {held}, ptr {pointer}, align {BYTES[held]}")
         if ty == "i1":
             old = fn.op(f"icmp ne i8 {old}, 0")
-        text = combine_values(fn, combine, ty, 1, old, text)
+        text = combine_values(ctx, combine, ty, 1, old, text)
     if ty == "i1":
         text = fn.op(f"zext i1 {text} to i8")
     fn.emit(f"store {held} {text}, ptr {pointer}, align {BYTES[held]}")
@@ -54,12 +54,12 @@ def _combine_same(ctx: Context, combine: str, place: Place, value: Value, mask: 
     masks = combined_mask(ctx, None if mask is None else parts_of(ctx, mask))
     if masks:
         vector, condition = vector_type(ty, ctx.width), vector_type("i1", ctx.width)
-        empty = ctx.fn.splat(ty, identity(ty, combine, False), ctx.width)
+        empty = splat(ctx.fn, ty, identity(ty, combine, False), ctx.width)
         parts = [
             ctx.fn.op(f"select {condition} {m}, {vector} {p}, {vector} {empty}")
             for m, p in zip(masks, parts, strict=True)
         ]
-    total = reduce_lanes(ctx.fn, combine, ty, ctx.width, combine_parts(ctx.fn, combine, ty, ctx.width, parts))
+    total = reduce_lanes(ctx, combine, ty, ctx.width, combine_parts(ctx, combine, ty, ctx.width, parts))
     _combine_one(ctx, combine, place.pointer, ty, total)
 
 
@@ -68,17 +68,18 @@ def _combine_neighbours(ctx: Context, combine: str, place: Place, value: Value, 
     if ty == "i1":
         store_lane_by_lane(ctx, place, value, mask, combine)
         return
+    held = memory_type(ty)
     masks = combined_mask(ctx, None if mask is None else parts_of(ctx, mask))
     for copy, text in enumerate(parts_of(ctx, value)):
         pointer = copy_pointer(ctx, place, copy)
         if masks:
-            old = masked_load(fn, width, ty, pointer, masks[copy], BYTES[ty])
-            new = combine_values(fn, combine, ty, width, old, text)
-            masked_store(fn, width, ty, new, pointer, masks[copy], BYTES[ty])
+            old = masked_load(fn, width, held, pointer, masks[copy], BYTES[held])
+            new = combine_values(ctx, combine, ty, width, old, text)
+            masked_store(fn, width, held, new, pointer, masks[copy], BYTES[held])
             continue
-        old = fn.op(f"load <{width} x {ty}>, ptr {pointer}, align {BYTES[ty]}")
-        new = combine_values(fn, combine, ty, width, old, text)
-        fn.emit(f"store <{width} x {ty}> {new}, ptr {pointer}, align {BYTES[ty]}")
+        old = fn.op(f"load <{width} x {held}>, ptr {pointer}, align {BYTES[held]}")
+        new = combine_values(ctx, combine, ty, width, old, text)
+        fn.emit(f"store <{width} x {held}> {new}, ptr {pointer}, align {BYTES[held]}")
 
 
 def store_lane_by_lane(ctx: Context, place: Place, value: Value, mask: Value | None, combine: str) -> None:

@@ -4,28 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from luban.compiler.codegen.llvm.emitter import Function
+from luban.compiler.codegen.llvm.combine import combine_values
+from luban.compiler.codegen.llvm.context import Context
 from luban.compiler.codegen.llvm.lanes import shuffle
-from luban.compiler.codegen.llvm.scalar_ops import combine_values
+from luban.compiler.codegen.llvm.values import register_type
 
 
-def combine_parts(fn: Function, combine: str, ty: str, width: int, parts: Sequence[str], unsigned: bool = False) -> str:
+def combine_parts(ctx: Context, combine: str, ty: str, width: int, parts: Sequence[str], unsigned: bool = False) -> str:
     """The copies of an accumulator as one vector, pairwise."""
     level = list(parts)
     while len(level) > 1:
         pairs = [level[i : i + 2] for i in range(0, len(level), 2)]
-        level = [combine_values(fn, combine, ty, width, *p, unsigned) if len(p) == 2 else p[0] for p in pairs]
+        level = [combine_values(ctx, combine, ty, width, *p, unsigned) if len(p) == 2 else p[0] for p in pairs]
     return level[0]
 
 
-def reduce_lanes(fn: Function, combine: str, ty: str, width: int, text: str, unsigned: bool = False) -> str:
+def reduce_lanes(ctx: Context, combine: str, ty: str, width: int, text: str, unsigned: bool = False) -> str:
     """All lanes of a vector (a power of two) combined into a scalar, by halving."""
     while width > 1:
         half = width // 2
-        low = shuffle(fn, width, ty, text, "poison", list(range(half)))
-        high = shuffle(fn, width, ty, text, "poison", list(range(half, width)))
+        low = shuffle(ctx.fn, width, ty, text, "poison", list(range(half)))
+        high = shuffle(ctx.fn, width, ty, text, "poison", list(range(half, width)))
         if half == 1:
-            low, high = (fn.op(f"extractelement <1 x {ty}> {v}, i64 0") for v in (low, high))
-        text = combine_values(fn, combine, ty, half, low, high, unsigned)
+            low, high = (ctx.fn.op(f"extractelement <1 x {register_type(ty)}> {v}, i64 0") for v in (low, high))
+        text = combine_values(ctx, combine, ty, half, low, high, unsigned)
         width = half
     return text

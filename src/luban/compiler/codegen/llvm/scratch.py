@@ -1,4 +1,4 @@
-"""tile.alloc: scratch memory of one thread, on the stack while it is small, else from the heap, once a function call."""
+"""tile.alloc: scratch memory of one thread, on the stack while small, else from the heap once a function call."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _alloc(ctx: Context, op: Any) -> None:
 
 
 def _from_heap(ctx: Context, elements: str, size: int) -> str:
-    """Taken at the function's entry and given back at its end: a parallel body pays once a chunk, not once an iteration."""
+    """Taken at the function's entry, given back at its end: a parallel body pays once a chunk, not an iteration."""
     with at_entry(ctx) as fn:
         total = fn.op(f"mul i64 {elements}, {size}")
         rounded = fn.op(f"and i64 {fn.op(f'add i64 {total}, {_ALIGN * 2 - 1}')}, {-_ALIGN}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from luban.compiler.codegen.llvm.context import Context
+from luban.compiler.codegen.llvm.context import Context, close_loop, open_loop
 from luban.compiler.codegen.llvm.values import Uniform
 
 Carried = list[tuple[str, str]]  # (LLVM type, value before the loop)
@@ -40,6 +40,8 @@ def emit_strip(
     if strip.once and strip.certain:
         return body(strip.start, [value for _, value in carried])
     inside, after, before = fn.new_block("for"), fn.new_block("end"), fn.current
+    if not strip.once:
+        open_loop(ctx)
     if strip.certain:
         fn.branch(inside)
     else:
@@ -49,6 +51,8 @@ def emit_strip(
     latch = fn.current
     if strip.once:
         fn.branch(after)
+    else:
+        close_loop(ctx)
     fn.place(after)
     if strip.certain:
         return new
@@ -75,9 +79,7 @@ def _repeat(
     index, successor = fn.fresh("i"), fn.fresh("n")
     names = [fn.fresh("c") for _ in carried]
     slot = len(fn.lines)  # the phis go here once the values of the back edge have names
-    ctx.depth += 1
     new = body(Uniform("i64", index, ctx.depth, None, _span(strip)), names)
-    ctx.depth -= 1
     fn.emit(f"{successor} = add nsw i64 {index}, {strip.step}")
     again = fn.op(f"icmp slt i64 {successor}, {strip.end.text}")
     latch = fn.current

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from xdsl.dialects.builtin import BFloat16Type, Float16Type, Float32Type, Float64Type, IndexType, IntegerType
 from xdsl.ir import Attribute
 
+from luban.compiler.codegen.llvm.emitter import Function
 from luban.compiler.ir.attributes import BufferType
 from luban.errors import ConfigError
 
@@ -21,8 +22,8 @@ FLOATS = ("float", "double", *SMALL_FLOATS)
 class Uniform:
     """One scalar, the same for every lane.
 
-    `depth` is the loop depth at which it is known, `number` its value where that is a constant, and `span` the lowest and
-    highest value it can take (integers, where known).
+    `depth` is the loop depth at which it is known, `number` its value where that is a constant, and `span` the lowest
+    and highest value it can take (integers, where known).
     """
 
     type: str
@@ -80,13 +81,24 @@ def scalar_type(ty: Attribute) -> str:
 
 
 def memory_type(ty: str) -> str:
-    """How an element lies in memory: bools take a byte."""
-    return "i8" if ty == "i1" else ty
+    """How an element lies in memory: bools take a byte, small floats are 16 bits."""
+    return "i8" if ty == "i1" else register_type(ty)
+
+
+def register_type(ty: str) -> str:
+    """How a scalar is held in registers: small floats as their bits."""
+    return "i16" if ty in SMALL_FLOATS else ty
 
 
 def vector_type(ty: str, width: int) -> str:
-    """`<width x ty>`, or the scalar type when the width is 1."""
-    return ty if width == 1 else f"<{width} x {ty}>"
+    """`<width x ty>`, or the scalar type when the width is 1, as registers hold it."""
+    held = register_type(ty)
+    return held if width == 1 else f"<{width} x {held}>"
+
+
+def splat(fn: Function, ty: str, text: str, width: int) -> str:
+    """A vector of equal lanes; the scalar itself when the width is 1."""
+    return fn.splat(register_type(ty), text, width)
 
 
 def literal(ty: str, number: float | int | bool) -> str:
@@ -100,9 +112,9 @@ def literal(ty: str, number: float | int | bool) -> str:
     if ty == "double":
         return f"0x{struct.unpack('<Q', struct.pack('<d', number))[0]:016X}"
     if ty == "half":
-        return f"0xH{_half_bits(number):04X}"
+        return literal("i16", _half_bits(number))
     if ty == "bfloat":
-        return f"0xR{_bfloat_bits(number):04X}"
+        return literal("i16", _bfloat_bits(number))
     return f"0x{struct.unpack('<Q', struct.pack('<d', _to_single(number)))[0]:016X}"
 
 

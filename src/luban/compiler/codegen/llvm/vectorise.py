@@ -7,18 +7,18 @@ and a reduction keeps an accumulator for each; values that do not move with the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from xdsl.ir import Block, SSAValue
 
-from luban.compiler.codegen.llvm.context import Context, add, add_number, emit_block, lanes_of, parts_of
+from luban.compiler.codegen.llvm.combine import combine_values, identity
+from luban.compiler.codegen.llvm.context import Context, add, add_number, at_depth, emit_block, lanes_of, parts_of
 from luban.compiler.codegen.llvm.dots.flow import lane_mask
 from luban.compiler.codegen.llvm.lanes import masks_are_cheap
 from luban.compiler.codegen.llvm.reduce import combine_parts, reduce_lanes
-from luban.compiler.codegen.llvm.scalar_ops import combine_values, identity
-from luban.compiler.codegen.llvm.strips import Strip, emit_strip, strip_of
-from luban.compiler.codegen.llvm.values import Ramp, Uniform, Value, Varying, constant, scalar_type, vector_type
+from luban.compiler.codegen.llvm.strips import emit_strip, strip_of
+from luban.compiler.codegen.llvm.values import Ramp, Uniform, Value, Varying, constant, scalar_type, splat, vector_type
 from luban.compiler.codegen.llvm.widths import choose_copies, choose_width
 
 
@@ -35,6 +35,17 @@ class Carry:
         return identity(self.type, self.combine, self.unsigned)
 
 
+@dataclass(frozen=True)
+class Shape:
+    """How a vector loop is cut: its reductions, lanes, vectors in flight, trip count where known, and what varies."""
+
+    carries: tuple[Carry, ...]
+    width: int
+    copies: int
+    trip: int | None
+    varying: frozenset[SSAValue]
+
+
 def holds_vector_loop(op: Any) -> bool:
     """True where another vector loop lies inside: only the innermost one becomes lanes."""
     return any(inner is not op and inner.name == "tile.for" and inner.role.data == "vector" for inner in op.walk())
@@ -42,36 +53,42 @@ def holds_vector_loop(op: Any) -> bool:
 
 def emit_vector(ctx: Context, op: Any, lower: Uniform, upper: Uniform) -> list[Value]:
     """Writes the loop and returns its reductions."""
-    carries = _carries(op)
-    width = choose_width(ctx.target, op)
-    trip = _trip(lower, upper)
-    copies = choose_copies(op, width, trip, bool(carries))
-    varying = varying_values(op)
-    masked = masks_are_cheap(ctx.target)
-    totals = [[carry.identity] for carry in carries]
-    start = lower
-    if trip is None or trip >= width * copies:
-        start, parts = _main(ctx, op, carries, width, copies, varying, lower, upper)
-        totals = [
-            [combine_parts(ctx.fn, c.combine, c.type, width, p, c.unsigned)]
-            for c, p in zip(carries, parts, strict=True)
-        ]
-        wide = True
-    else:
-        wide = False
-    if masked:
-        if trip is None or start.number != upper.number:
-            totals = _tail(ctx, op, carries, width, copies, varying, start, upper, totals, wide)
-            wide = True
-        sums = _scalars(ctx, carries, width, totals, wide)
-    else:
-        sums = _scalars(ctx, carries, width, totals, wide)
-        sums = _one_by_one(ctx, op, carries, start, upper, sums)
+    shape = _shape(ctx, op, lower, upper)
+    start, totals = lower, None
+    for copies in _strips(shape.trip, shape.width, shape.copies):
+        start, parts = _main(ctx, op, shape, copies, start, upper)
+        totals = _joined(ctx, shape, totals, parts)
+    finished = start.number is not None and start.number == upper.number
+    if masks_are_cheap(ctx.target) and not finished:
+        totals = _tail(ctx, op, shape, start, upper, totals)
+    sums = _scalars(ctx, shape, totals)
+    if not masks_are_cheap(ctx.target) and not finished:
+        sums = _one_by_one(ctx, op, shape, start, upper, sums)
     return [
-        Uniform(
-            c.type, combine_values(ctx.fn, c.combine, c.type, 1, _init_text(ctx, init), total, c.unsigned), ctx.depth
-        )
-        for c, init, total in zip(carries, op.init, sums, strict=True)
+        Uniform(c.type, combine_values(ctx, c.combine, c.type, 1, _init_text(ctx, init), total, c.unsigned), ctx.depth)
+        for c, init, total in zip(shape.carries, op.init, sums, strict=True)
+    ]
+
+
+def _shape(ctx: Context, op: Any, lower: Uniform, upper: Uniform) -> Shape:
+    carries, width, trip = _carries(op), choose_width(ctx.target, op), _trip(lower, upper)
+    return Shape(tuple(carries), width, choose_copies(op, width, trip, bool(carries)), trip, varying_values(op))
+
+
+def _strips(trip: int | None, width: int, copies: int) -> list[int]:
+    """Vectors in flight of each strip of whole vectors: for a known trip count also one for the whole vectors left over."""
+    if trip is None:
+        return [copies]
+    rest = trip % (width * copies) // width
+    return [n for n in (copies if trip >= width * copies else 0, rest) if n]
+
+
+def _joined(ctx: Context, shape: Shape, totals: list[str] | None, parts: list[list[str]]) -> list[str]:
+    """One accumulator vector for each reduction, from the copies of a strip and what was there before."""
+    held = totals or [None] * len(parts)
+    return [
+        combine_parts(ctx, c.combine, c.type, shape.width, [*p, *([t] if t else [])], c.unsigned)
+        for c, t, p in zip(shape.carries, held, parts, strict=True)
     ]
 
 
@@ -96,29 +113,22 @@ def _trip(lower: Uniform, upper: Uniform) -> int | None:
 
 
 def _main(
-    ctx: Context,
-    op: Any,
-    carries: list[Carry],
-    width: int,
-    copies: int,
-    varying: frozenset[SSAValue],
-    lower: Uniform,
-    upper: Uniform,
+    ctx: Context, op: Any, shape: Shape, copies: int, lower: Uniform, upper: Uniform
 ) -> tuple[Uniform, list[list[str]]]:
-    """The strip of whole vectors; returns where it ends and the accumulators."""
-    step = width * copies
-    end = _main_end(ctx, lower, upper, step)
+    """A strip of whole vectors, `copies` at a time; returns where it ends and the accumulators."""
+    width, carries = shape.width, shape.carries
+    end = _main_end(ctx, lower, upper, width * copies)
     start = [
-        (vector_type(c.type, width), ctx.fn.splat(c.type, c.identity, width)) for c in carries for _ in range(copies)
+        (vector_type(c.type, width), splat(ctx.fn, c.type, c.identity, width)) for c in carries for _ in range(copies)
     ]
 
     def body(index: Uniform, names: list[str]) -> list[str]:
-        with lanes_of(ctx, width, copies, None, varying):
+        with lanes_of(ctx, width, copies, None, shape.varying):
             groups = [names[i * copies : (i + 1) * copies] for i in range(len(carries))]
             new = _iteration(ctx, op, carries, index, upper, groups)
             return [part for parts in new for part in parts]
 
-    last = emit_strip(ctx, strip_of(lower, end, step), start, body)
+    last = emit_strip(ctx, strip_of(lower, end, width * copies), start, body)
     return end, [last[i * copies : (i + 1) * copies] for i in range(len(carries))]
 
 
@@ -127,55 +137,42 @@ def _main_end(ctx: Context, lower: Uniform, upper: Uniform, step: int) -> Unifor
     trip = _trip(lower, upper)
     if trip is not None:
         return add_number(ctx, lower, trip - trip % step)
-    fn = ctx.fn
     distance = add(ctx, upper, _negative(ctx, lower))
-    count = fn.intrinsic("llvm.smax.i64", "i64", [("i64", distance.text), ("i64", "0")])
-    whole = fn.op(f"and i64 {count}, {-step}") if step & (step - 1) == 0 else None
-    if whole is None:
-        whole = fn.op(f"sub i64 {count}, {fn.op(f'urem i64 {count}, {step}')}")
-    return add(ctx, lower, Uniform("i64", whole, max(lower.depth, upper.depth)))
+    with at_depth(ctx, distance.depth) as fn:
+        count = fn.intrinsic("llvm.smax.i64", "i64", [("i64", distance.text), ("i64", "0")])
+        if step & (step - 1) == 0:
+            whole = fn.op(f"and i64 {count}, {-step}")
+        else:
+            whole = fn.op(f"sub i64 {count}, {fn.op(f'urem i64 {count}, {step}')}")
+    return add(ctx, lower, Uniform("i64", whole, distance.depth))
 
 
 def _negative(ctx: Context, value: Uniform) -> Uniform:
     if value.number is not None:
         return constant("i64", -int(value.number))
-    return Uniform("i64", ctx.fn.op(f"sub nsw i64 0, {value.text}"), value.depth)
+    with at_depth(ctx, value.depth) as fn:
+        return Uniform("i64", fn.op(f"sub nsw i64 0, {value.text}"), value.depth)
 
 
-def _tail(
-    ctx: Context,
-    op: Any,
-    carries: list[Carry],
-    width: int,
-    copies: int,
-    varying: frozenset[SSAValue],
-    start: Uniform,
-    upper: Uniform,
-    totals: list[list[str]],
-    wide: bool,
-) -> list[list[str]]:
+def _tail(ctx: Context, op: Any, shape: Shape, start: Uniform, upper: Uniform, totals: list[str] | None) -> list[str]:
     """What the main strip leaves, one vector at a time under a mask; lanes that are off keep their accumulators."""
-    fn = ctx.fn
-    before = [
-        (vector_type(c.type, width), t[0] if wide else fn.splat(c.type, t[0], width))
-        for c, t in zip(carries, totals, strict=True)
-    ]
+    fn, width, carries = ctx.fn, shape.width, shape.carries
+    vectors = [vector_type(c.type, width) for c in carries]
+    totals = totals or [splat(fn, c.type, c.identity, width) for c in carries]
     strip = strip_of(start, upper, width)
-    if copies == 1 or (start.number is not None and upper.number is not None and upper.number - start.number <= width):
-        strip = Strip(strip.start, strip.end, width, strip.certain, once=True)
+    strip = replace(strip, once=strip.once or shape.copies == 1)
 
     def body(index: Uniform, names: list[str]) -> list[str]:
-        left = add(ctx, upper, _negative(ctx, index))
-        mask = _tail_mask(ctx, width, left)
-        condition = vector_type("i1", width)
-        with lanes_of(ctx, width, 1, (mask,), varying):
+        mask = _tail_mask(ctx, width, add(ctx, upper, _negative(ctx, index)))
+        with lanes_of(ctx, width, 1, (mask,), shape.varying):
             new = _iteration(ctx, op, carries, index, upper, [[name] for name in names])
+        condition = vector_type("i1", width)
         return [
             fn.op(f"select {condition} {mask}, {vector} {parts[0]}, {vector} {name}")
-            for parts, name, (vector, _) in zip(new, names, before, strict=True)
+            for parts, name, vector in zip(new, names, vectors, strict=True)
         ]
 
-    return [[text] for text in emit_strip(ctx, strip, before, body)]
+    return emit_strip(ctx, strip, list(zip(vectors, totals, strict=True)), body)
 
 
 def _tail_mask(ctx: Context, width: int, left: Uniform) -> str:
@@ -185,29 +182,28 @@ def _tail_mask(ctx: Context, width: int, left: Uniform) -> str:
     return lane_mask(ctx.fn, width, left.text)
 
 
-def _scalars(ctx: Context, carries: list[Carry], width: int, totals: list[list[str]], wide: bool) -> list[str]:
-    if not wide:
-        return [total[0] for total in totals]
+def _scalars(ctx: Context, shape: Shape, totals: list[str] | None) -> list[str]:
+    if totals is None:
+        return [c.identity for c in shape.carries]
     return [
-        reduce_lanes(ctx.fn, c.combine, c.type, width, t[0], c.unsigned) for c, t in zip(carries, totals, strict=True)
+        reduce_lanes(ctx, c.combine, c.type, shape.width, total, c.unsigned)
+        for c, total in zip(shape.carries, totals, strict=True)
     ]
 
 
-def _one_by_one(
-    ctx: Context, op: Any, carries: list[Carry], start: Uniform, upper: Uniform, sums: list[str]
-) -> list[str]:
+def _one_by_one(ctx: Context, op: Any, shape: Shape, start: Uniform, upper: Uniform, sums: list[str]) -> list[str]:
     """What the main strip leaves, as scalars: for targets whose vectors take no masks."""
 
     def body(index: Uniform, names: list[str]) -> list[str]:
         with lanes_of(ctx, 1, 1, None, frozenset()):
-            return [parts[0] for parts in _iteration(ctx, op, carries, index, upper, [[name] for name in names])]
+            return [parts[0] for parts in _iteration(ctx, op, shape.carries, index, upper, [[n] for n in names])]
 
-    before = [(carry.type, total) for carry, total in zip(carries, sums, strict=True)]
+    before = [(vector_type(carry.type, 1), total) for carry, total in zip(shape.carries, sums, strict=True)]
     return emit_strip(ctx, strip_of(start, upper, 1), before, body)
 
 
 def _iteration(
-    ctx: Context, op: Any, carries: list[Carry], index: Uniform, upper: Uniform, names: Sequence[Sequence[str]]
+    ctx: Context, op: Any, carries: Sequence[Carry], index: Uniform, upper: Uniform, names: Sequence[Sequence[str]]
 ) -> list[list[str]]:
     """The body once, for the lanes in flight; returns the next accumulators, a part for each copy."""
     block: Block = op.body.block

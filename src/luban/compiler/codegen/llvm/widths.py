@@ -12,9 +12,10 @@ from luban.targets import Target
 _ELEMENTARY = 12
 _COSTS = {"arith.constant": 0, "tile.dim": 0, "tile.yield": 0, "tile.random": 40, "math.absf": 1, "math.sqrt": 1}
 _CHEAP_MATH = ("absf", "absi", "ceil", "floor", "trunc", "round", "roundeven", "sqrt", "copysign", "fma", "ctpop")
-# weight of a body -> vectors in flight
-_POINTWISE_LIMITS = ((8, 4), (24, 2))
+# weight of a body -> most vectors in flight
 _REDUCTION_LIMITS = ((16, 4), (40, 2))
+_POINTWISE_LIMITS = ((12, 4), (24, 2))
+_POINTWISE_LANES = 32  # lanes in flight beyond which a loop without reductions gains nothing
 
 
 def choose_width(target: Target, op: Any) -> int:
@@ -29,9 +30,13 @@ def choose_copies(op: Any, width: int, trip: int | None, reduces: bool) -> int:
     if any(o.name == "tile.store" and o.combine.data != "none" for o in inner):
         return 1
     nested = any(o is not op and o.name == "tile.for" for o in inner)
-    limits = _REDUCTION_LIMITS if reduces or nested else _POINTWISE_LIMITS
+    latency = reduces or nested
     weight = sum(_cost(o.name) for o in inner)
-    most = next((copies for limit, copies in limits if weight <= limit), 1)
+    most = next(
+        (copies for limit, copies in (_REDUCTION_LIMITS if latency else _POINTWISE_LIMITS) if weight <= limit), 1
+    )
+    if not latency:
+        most = max(1, min(most, _POINTWISE_LANES // width))
     if trip is None:
         return most
     fitting = [copies for copies in range(most, 0, -1) if trip >= width * copies]

@@ -48,13 +48,12 @@ def _normalise(op: graph.ContractOp) -> None:
     a = _Operand(op.a, [a_strides[0], a_strides[1], a_strides[3]], op.accesses.data[0].offset)
     b = _Operand(op.b, [b_strides[0], b_strides[2], b_strides[3]], op.accesses.data[1].offset)
     batch, m, n, k = sizes
-    m, (a.strides[1],) = _merge(m, [a.strides[1]])
-    n, (b.strides[1],) = _merge(n, [b.strides[1]])
-    k, (a.strides[2], b.strides[2]) = _merge(k, [a.strides[2], b.strides[2]])
-    if len(k) > 1 or len(m) > 1:
+    if not (_is_line(m, a.strides[1]) and _is_line(k, a.strides[2])):
         a = _to_rows(op, a, batch, m, k)
-    if len(k) > 1 or len(n) > 1:
+    if not (_is_line(n, b.strides[1]) and _is_line(k, b.strides[2])):
         b = _to_rows(op, b, batch, n, k)
+    a.strides[1:] = [_line(m, a.strides[1]), _line(k, a.strides[2])]
+    b.strides[1:] = [_line(n, b.strides[1]), _line(k, b.strides[2])]
     m, n, k = [product(m)], [product(n)], [product(k)]
     batch, (a.strides[0], b.strides[0]) = _merge(batch, [a.strides[0], b.strides[0]])
     zeros: list[Dim] = [0]
@@ -78,6 +77,16 @@ def _normalise(op: graph.ContractOp) -> None:
     op.out.replace_all_uses_with(new.out)
     op.detach()
     op.erase()
+
+
+def _is_line(sizes: list[Dim], strides: list[Dim]) -> bool:
+    """Whether the dimensions can be walked as one."""
+    return len(strides) == 1 or len(_merge(sizes, [strides])[0]) == 1
+
+
+def _line(sizes: list[Dim], strides: list[Dim]) -> list[Dim]:
+    """The stride of the dimensions walked as one."""
+    return strides if len(strides) == 1 else _merge(sizes, [strides])[1][0]
 
 
 def _segments(values: Sequence[Dim], counts: Sequence[int]) -> list[list[Dim]]:

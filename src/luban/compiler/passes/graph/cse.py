@@ -58,7 +58,7 @@ def is_mergeable(op: Operation) -> bool:
 
 
 def operation_key(op: Operation, numbers: dict[SSAValue, int]) -> Hashable:
-    """What an operation computes, with values inside bodies by number (entered into `numbers`) and all others by identity."""
+    """What an operation computes: values inside bodies by number (entered into `numbers`), others by identity."""
     operands = tuple(numbers.get(v, v) for v in op.operands)
     properties = tuple(sorted(op.properties.items())) if op.properties else ()
     bodies = tuple(_body_key(block, numbers) for region in op.regions for block in region.blocks)
@@ -78,7 +78,8 @@ def _body_key(block: Block, numbers: dict[SSAValue, int]) -> Hashable:
 
 def _merge_operands(op: graph.MapOp | graph.ReduceOp | graph.ScatterOp) -> None:
     """Operands that are the same value through the same access become one."""
-    block, first = op.body.block, {}
+    block = op.body.block
+    first: dict[Hashable, int] = {}
     kept: list[int] = []
     for i, (value, access) in enumerate(zip(op.ins, op.accesses, strict=False)):
         j = first.setdefault((value, access), i)

@@ -83,7 +83,8 @@ _UNITS: dict[str, tuple[float, bool]] = {
     "arith.addf": (-0.0, True), "arith.subf": (0.0, False), "arith.mulf": (1.0, True), "arith.divf": (1.0, False),
     "math.powf": (1.0, False),
     "arith.addi": (0, True), "arith.subi": (0, False), "arith.muli": (1, True), "arith.divsi": (1, False),
-    "arith.divui": (1, False), "arith.floordivsi": (1, False), "arith.ceildivsi": (1, False), "arith.ceildivui": (1, False),
+    "arith.divui": (1, False), "arith.floordivsi": (1, False), "arith.ceildivsi": (1, False),
+    "arith.ceildivui": (1, False),
     "arith.ori": (0, True), "arith.xori": (0, True), "arith.andi": (-1, True), "arith.shli": (0, False),
     "arith.shrsi": (0, False), "arith.shrui": (0, False),
 }  # fmt: skip
@@ -113,8 +114,8 @@ def _cancel(op: Operation) -> SSAValue | None:
 
 
 @fold(
-    "arith.andi", "arith.ori", "arith.maxsi", "arith.minsi", "arith.maxui", "arith.minui", "arith.maximumf", "arith.minimumf",
-    "arith.maxnumf", "arith.minnumf",
+    "arith.andi", "arith.ori", "arith.maxsi", "arith.minsi", "arith.maxui", "arith.minui",
+    "arith.maximumf", "arith.minimumf", "arith.maxnumf", "arith.minnumf",
 )  # fmt: skip
 def _idempotent(op: Operation) -> SSAValue | None:
     return op.operands[0] if op.operands[0] is op.operands[1] else None

@@ -1,12 +1,14 @@
 """Register-level matrix micro-kernels, one file a unit of arithmetic, and the packing of their operands.
 
-`emitter_for(spec.unit)(module, name, spec)` adds an internal LLVM function; `DotSpec` says what it computes and how it is
-called. `pack.emit_pack` adds the functions that bring operands into its panels.
+`emitter_for(spec.unit)(module, name, spec)` adds an internal LLVM function; `DotSpec` says what it computes and how it
+is called. `emit_pack` adds the functions that bring operands into its panels. Both write code that needs no further
+optimisation: LLVM's passes over a micro-kernel cost more than its code generation and gain nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from luban.compiler.codegen.llvm.dots.amx import AMX_A_GROUP, emit_amx
 from luban.compiler.codegen.llvm.dots.bf16_dot import emit_bf16_dot, emit_bfdot
@@ -25,8 +27,22 @@ _EMITTERS: dict[str, Emitter] = {
     "amx": emit_amx,
 }
 
-# values of K that lie side by side in a packed panel: (of A, of B)
-GROUPS: dict[str, tuple[int, int]] = {"fma": (1, 1), "bf16_dot": (2, 2), "bfdot": (2, 2), "amx": (AMX_A_GROUP, 2)}
+
+@dataclass(frozen=True)
+class Panels:
+    """How a unit wants its packed operands: values of K side by side in A and in B; both pad K to `k_multiple`."""
+
+    a_group: int
+    b_group: int
+    k_multiple: int
+
+
+PANELS: dict[str, Panels] = {
+    "fma": Panels(1, 1, 1),
+    "bf16_dot": Panels(2, 2, 2),
+    "bfdot": Panels(2, 2, 2),
+    "amx": Panels(AMX_A_GROUP, 2, AMX_A_GROUP),
+}
 
 
 def emitter_for(unit: str) -> Emitter:
@@ -36,10 +52,10 @@ def emitter_for(unit: str) -> Emitter:
     return _EMITTERS[unit]
 
 
-def register(unit: str, emitter: Emitter, groups: tuple[int, int]) -> None:
-    """Adds a unit: its emitter, and how many values of K lie side by side in packed A and B."""
+def register(unit: str, emitter: Emitter, panels: Panels) -> None:
+    """Adds a unit: its emitter and the panels that it reads."""
     _EMITTERS[unit] = emitter
-    GROUPS[unit] = groups
+    PANELS[unit] = panels
 
 
-__all__ = ["GROUPS", "DotSpec", "Emitter", "PackSpec", "emit_pack", "emitter_for", "register"]
+__all__ = ["PANELS", "DotSpec", "Emitter", "PackSpec", "Panels", "emit_pack", "emitter_for", "register"]

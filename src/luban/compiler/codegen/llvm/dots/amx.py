@@ -34,17 +34,18 @@ def emit_configure(module: Module, name: str) -> None:
 def emit_amx(module: Module, name: str, spec: DotSpec) -> None:
     """Adds the internal function `name`: mr 32, two vectors of 16 lanes, bfloat inputs, B packed with K padded to 32.
 
-    A is "packed" (`[ceil(K/32)][32][32]`, zero padded) or "row_major", read in place. Partial tiles of A in place and the
-    ragged end of K go through a zeroed stack panel. The tiles must have been configured (`emit_configure`).
+    A is "packed" (`[ceil(K/32)][32][32]`, zero padded) or "row_major", read in place. Partial tiles of A in place and
+    the ragged end of K go through a zeroed stack panel. The tiles must have been configured (`emit_configure`).
     """
-    types = (spec.a_type, spec.b_type, spec.acc_type)
-    if types != ("bfloat", "bfloat", "float") or (spec.mr, spec.nr_vectors, spec.lanes) != (32, 2, 16):
+    shape = (spec.a_type, spec.b_type, spec.acc_type, spec.mr, spec.nr_vectors, spec.lanes)
+    if shape != ("bfloat", "bfloat", "float", 32, 2, 16):
         raise ConfigError(
-            f"micro-kernel {name}: AMX takes bfloat to float tiles of 32 x 2 vectors of 16, got {types}, {spec.mr} x {spec.nr_vectors} of {spec.lanes}"
+            f"micro-kernel {name}: AMX computes bfloat to float tiles of 32 x 2 vectors of 16, got {shape}"
         )
     if spec.b_layout != "packed" or spec.a_layout not in ("packed", "row_major"):
         raise ConfigError(
-            f"micro-kernel {name}: AMX takes A packed or row_major and B packed, got {spec.a_layout}, {spec.b_layout}; pack first"
+            f"micro-kernel {name}: AMX takes A packed or row_major and B packed, "
+            f"got {spec.a_layout}, {spec.b_layout}; pack first"
         )
     fn = Function(module, name, "void", [*PARAMETERS, *spec.extra_params], "internal", "nounwind")
     some = fn.op(f"and i1 {fn.op('icmp sgt i64 %m, 0')}, {fn.op('icmp sgt i64 %n, 0')}")
@@ -101,7 +102,7 @@ def _multiply(fn: Function, spec: DotSpec) -> None:
 
 
 def _blocks(fn: Function, a: str, a_row: str, a_step: str, b: str, count: str) -> None:
-    """`count` times 32 values of K: A's rows lie `a_row` bytes apart, its blocks `a_step`; B's pairs of rows 128 bytes apart."""
+    """`count` times 32 values of K: A's rows lie `a_row` bytes apart, its blocks `a_step`; B's pairs of rows 128."""
     lower = fn.op(f"mul i64 {a_row}, {ROWS}")
 
     def body(_index: str, values: list[str]) -> list[str]:

@@ -1,7 +1,7 @@
 """bfloat16 dot units: each lane adds the products of two neighbouring values of K to a float accumulator.
 
-x86 AVX512-BF16 (vdpbf16ps) and AArch64 (bfdot) differ only in the name of the intrinsic. Both flush denormals on x86 and
-round as the hardware does; results agree with a float64 product of the same inputs to float accuracy.
+x86 AVX512-BF16 (vdpbf16ps) and AArch64 (bfdot) differ only in the name of the intrinsic. The first one takes denormals
+for zero; results agree with a float64 product of the same inputs to float accuracy.
 """
 
 from __future__ import annotations

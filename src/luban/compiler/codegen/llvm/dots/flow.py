@@ -10,7 +10,7 @@ Carried = list[tuple[str, str]]  # (LLVM type, initial value)
 
 
 def loop(fn: Function, count: str, carried: Carried, body: Callable[[str, list[str]], list[str]]) -> list[str]:
-    """`for i in range(count)` with loop-carried values; `body(i, values)` returns their next values. Returns the last ones.
+    """`for i in range(count)` carrying values; `body(i, values)` returns their next values. Returns the last ones.
 
     The loop is bottom-tested behind a guard, the shape LLVM's own loop passes produce; `count` may be 0 or negative.
     """

@@ -1,8 +1,8 @@
 """The outer-product micro-kernel: for every step of K, broadcast a column of A against a row of B held in vectors.
 
-All vector units share this loop nest; a `Unit` supplies the three things in which they differ. The accumulators live in SSA
-values, hence in registers. A full tile and a partial one read in place take different loops: only the second one clamps row
-pointers and masks loads.
+All vector units share this loop nest; a `Unit` supplies the three things in which they differ. The accumulators live in
+SSA values, hence in registers. A full tile and a partial one read in place take different loops: only the second one
+clamps row pointers and masks loads.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Unit:
 
     group      values of K that one step consumes (kk of the packed layouts)
     broadcast  (fn, spec, pointer, k_stride_bytes, whole) -> operand made of A's values for one row
-    load_b     (fn, spec, pointers of the `group` rows, mask, whole) -> operand made of one vector of B; for a packed panel
-               the single pointer given is the interleaved vector. `whole` is False for the last, odd value of K
+    load_b     (fn, spec, pointers of the `group` rows, mask, whole) -> operand made of one vector of B; for a packed
+               panel the single pointer given is the interleaved vector. `whole` is False for the last, odd value of K
     multiply   (fn, spec, a, b, accumulator) -> the new accumulator
     """
 
@@ -156,7 +156,7 @@ def _advance(
     """`repeat` steps of K; returns the new pointers and accumulators."""
     split = len(access.a_bases)
     bases, b, sums = values[:split], values[split], values[split + 1 :]
-    for step in range(repeat):
+    for _ in range(repeat):
         sums = _step(fn, spec, unit, access, bases, b, sums, whole)
         bases = [offset(fn, base, access.a_step) for base in bases]
         b = offset(fn, b, access.b_step)

@@ -1,8 +1,9 @@
 """Packing: strided blocks of A or B copied into the panels that micro-kernels read, converted on the way.
 
-A panel holds `panel` rows of A (or columns of B; "rows" below) and all of K, as `[K/group][panel][group]`. The unit of the
-vector code is a *word*: one value, or for bfloat16 pairs two neighbouring values of K. A source contiguous along K is
-transposed in registers; one contiguous along the rows is copied, with its K pairs interleaved. Ragged ends go element by element.
+A panel holds `panel` rows of A (or columns of B; "rows" below) and all of K, as `[K/group][panel][group]`. The unit
+of the vector code is a *word*: one value, or for bfloat16 pairs two neighbouring values of K. A source contiguous along
+K is transposed in registers; one contiguous along the rows is copied, with its K pairs interleaved. Ragged ends go
+element by element.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ CACHE_LINE = 64
 class PackSpec:
     """One packing function, `void name(ptr src, i64 src_rs, i64 src_ks, ptr dst, i64 rows, i64 K)`.
 
-    Element (r, k) is read at `src[r * src_rs + k * src_ks]`; `ceil(rows / panel)` panels of `panel * Kp` elements are written
-    one after the other, `Kp` being K rounded up to `k_multiple`; what lies beyond `rows` or K is zero.
+    Element (r, k) is read at `src[r * src_rs + k * src_ks]`; `ceil(rows / panel)` panels of `panel * Kp` elements are
+    written one after the other, `Kp` being K rounded up to `k_multiple`; what lies beyond `rows` or K is zero.
 
     panel        rows of a panel: MR for A, NR for B
-    group        values of K side by side: see `dots.GROUPS`
+    group        values of K side by side: see `dots.PANELS`
     contiguous   "k" (src_ks is 1), "rows" (src_rs is 1) or "none"
     src_type, dst_type   LLVM element types; float to bfloat rounds to nearest even
     lanes        words in a vector register: 16 for AVX-512, 8 for AVX2, 4 for NEON
     masked       the target has masked vector memory operations
     native_bf16  the target converts float to bfloat itself (AVX512-BF16, FEAT_BF16)
-    k_multiple   0 means `group`; AMX needs 32 for B too
+    k_multiple   0 means `group`; see `dots.PANELS`
     """
 
     panel: int
@@ -112,7 +113,7 @@ def emit_pack(module: Module, name: str, spec: PackSpec) -> None:
 
 @dataclass(frozen=True)
 class _Block:
-    """A panel being written: operands of its source and target, valid rows, byte strides, padded K, bytes to the next panel."""
+    """A panel being written: its source and target, valid rows, byte strides, padded K, bytes to the next panel."""
 
     source: str
     target: str
@@ -305,7 +306,7 @@ def _resize(fn: Function, value: str, ty: str, have: int, want: int) -> str:
 
 
 def _single(fn: Function, spec: PackSpec, block: _Block, first: str, count: int, k_first: str) -> None:
-    """Rows `first` to `first + count` and K from `k_first` to its padded end, one element at a time, with zeros beyond."""
+    """Rows `first` to `first + count`, K from `k_first` to its padded end: one element at a time, zeros beyond."""
     source_ty, target_ty = stored(spec.src_type), stored(spec.dst_type)
     zero = "0" if target_ty == "i16" else "0.0"
 

@@ -65,7 +65,7 @@ def walk(fn: Function, spec: DotSpec, buffer: str) -> None:
 
 
 def deliver(fn: Function, spec: DotSpec, value: str, row: str, column: str, mask: str | None, lanes: int) -> None:
-    """One vector of results (a scalar when `lanes` is 1) at (row, column): add C if asked, then store or call the epilogue."""
+    """One vector of results (a scalar when `lanes` is 1): adds C if asked, then stores or calls the epilogue."""
     ty, size = spec.acc_type, ELEMENT_BYTES[spec.acc_type]
     vector = ty if lanes == 1 else f"<{lanes} x {ty}>"
     pointer = ""

@@ -33,20 +33,21 @@ class DotSpec:
     nr_vectors    vectors a row; `nr = nr_vectors * lanes`
     lanes         accumulators in one vector register
     a_type, b_type, acc_type   LLVM element types; the dot units need "bfloat" inputs and "float" accumulators
-    a_layout      "packed": a panel `[ceil(K/kk)][mr][kk]`, zero padded (`kk` from `Unit.a_group`), strides unused;
-                  "row_major" (a_cs is 1), "col_major" (a_rs is 1) or "strided": read in place, never beyond row m
-    b_layout      "packed": a panel `[ceil(K/kk)][nr][kk]` aligned to a vector, zero padded, b_rs unused;
+    a_layout      "packed": a panel `[ceil(K/kk)][mr][kk]`, zero padded, strides unused (kk: `a_group` of
+                  `dots.PANELS[unit]`); "row_major" (a_cs is 1), "col_major" (a_rs is 1) or "strided": read in place,
+                  never beyond row m
+    b_layout      "packed": a panel `[ceil(K/kk)][nr][kk]` aligned to a vector, zero padded, b_rs unused (`b_group`);
                   "rows": row-major with row stride b_rs, read in place, never beyond column n
     accumulate    add to C instead of overwriting it
     unroll        steps of K in one turn of the main loop
     masked        the target loads and stores under a mask natively (AVX-512, AVX2, RVV, SVE; not NEON, LSX, LASX)
     prefetch_b    bytes ahead of the packed B panel to prefetch, 0 for none
-    epilogue      replaces the store: called as `epilogue(fn, value, row, col, mask, lanes)` wherever one vector of results
-                  is ready (C already added when `accumulate`). `value` is `<lanes x acc_type>`, or a scalar when
-                  `lanes` is 1, which is how the last columns come where the target has no masks; `row` and `col` are i64
-                  operands inside the tile; `mask` is None (all lanes valid) or an `<lanes x i1>`. It writes with `fn`
-                  and must store the result itself. It is emitted two or three times, whatever the tile's size,
-                  unless `unroll_epilogue`
+    epilogue      replaces the store: called as `epilogue(fn, value, row, col, mask, lanes)` wherever one vector of
+                  results is ready (C already added when `accumulate`). `value` is `<lanes x acc_type>`, or a scalar
+                  when `lanes` is 1, which is how the last columns come where the target has no masks; `row` and `col`
+                  are i64 operands inside the tile; `mask` is None (all lanes valid) or an `<lanes x i1>`. It writes
+                  instructions with `fn`, may read every parameter (`%C`, `%c_rs`, ...) and must store the result
+                  itself. It is called two times, whatever the tile's size, unless `unroll_epilogue`
     unroll_epilogue   write the epilogue out for every accumulator of a full tile, in registers: for short ones
     extra_params  (LLVM type, name) pairs appended to the function's parameters, for the epilogue to read as `%name`
     """
@@ -71,12 +72,12 @@ class DotSpec:
     def __post_init__(self) -> None:
         if self.a_layout not in A_LAYOUTS or self.b_layout not in B_LAYOUTS:
             raise ConfigError(
-                f"micro-kernel layouts {self.a_layout!r}, {self.b_layout!r} are unknown; use one of {A_LAYOUTS} for A and {B_LAYOUTS} for B"
+                f"micro-kernel layouts {self.a_layout!r}, {self.b_layout!r} are unknown; "
+                f"use one of {A_LAYOUTS} for A and {B_LAYOUTS} for B"
             )
-        if min(self.mr, self.nr_vectors, self.lanes, self.unroll) < 1:
-            raise ConfigError(
-                f"micro-kernel sizes must be positive, got {self.mr} x {self.nr_vectors} x {self.lanes}, unroll {self.unroll}"
-            )
+        sizes = (self.mr, self.nr_vectors, self.lanes, self.unroll)
+        if min(sizes) < 1:
+            raise ConfigError(f"micro-kernel mr, nr_vectors, lanes and unroll must be positive, got {sizes}")
         for ty in (self.a_type, self.b_type, self.acc_type):
             if ty not in ELEMENT_BYTES:
                 raise ConfigError(f"micro-kernel element type {ty!r} is unknown; use one of {tuple(ELEMENT_BYTES)}")

@@ -1,4 +1,4 @@
-"""In-register transposes built from the shuffles that every SIMD set has: interleaves in 128-bit lanes, then lane selection."""
+"""In-register transposes from shuffles that every SIMD set has: interleaves in 128-bit lanes, then lane selection."""
 
 from __future__ import annotations
 

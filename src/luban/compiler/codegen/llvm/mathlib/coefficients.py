@@ -1,6 +1,7 @@
-"""Coefficients of the elementary functions, constant term first. Written by tools/fit_polynomials.py; do not edit."""
+"""Coefficients of the elementary functions, constant term first. Written by tools/fit_polynomials.py."""
 
-# exp(r) = 1 + r + r^2 q(r); degree 4 on [-0.347267, 0.347267], max error 2^-26.1 relative to r.
+# exp(r) = 1 + r + r^2 q(r).
+# Degree 4 on [-0.347267, 0.347267], max error 2^-26.1 relative to r.
 EXP_FLOAT = (
     0.5,
     0.16666543,
@@ -9,7 +10,8 @@ EXP_FLOAT = (
     0.0013939823,
 )
 
-# exp(r) = 1 + r + r^2 q(r); degree 9 on [-0.347267, 0.347267], max error 2^-55.6 relative to r.
+# exp(r) = 1 + r + r^2 q(r).
+# Degree 9 on [-0.347267, 0.347267], max error 2^-55.6 relative to r.
 EXP_DOUBLE = (
     0.5000000000000006,
     0.16666666666666685,
@@ -23,7 +25,8 @@ EXP_DOUBLE = (
     2.5114512717063186e-08,
 )
 
-# 2^r = 1 + r q(r); degree 5 on [-0.5, 0.5], max error 2^-28.3 relative to r.
+# 2^r = 1 + r q(r).
+# Degree 5 on [-0.5, 0.5], max error 2^-28.3 relative to r.
 EXP2_FLOAT = (
     0.6931472,
     0.2402265,
@@ -33,7 +36,8 @@ EXP2_FLOAT = (
     0.00015462862,
 )
 
-# 2^r = 1 + r q(r); degree 10 on [-0.5, 0.5], max error 2^-57.9 relative to r.
+# 2^r = 1 + r q(r).
+# Degree 10 on [-0.5, 0.5], max error 2^-57.9 relative to r.
 EXP2_DOUBLE = (
     0.6931471805599453,
     0.2402265069591012,
@@ -48,7 +52,8 @@ EXP2_DOUBLE = (
     4.460355214141889e-10,
 )
 
-# log(1 + f) = f - f^2/2 + f^3 p(f); degree 7 on [-0.333333, 0.333333], max error 2^-27.7 relative to log(1 + f).
+# log(1 + f) = f - f^2/2 + f^3 p(f).
+# Degree 7 on [-0.333333, 0.333333], max error 2^-27.7 relative to log(1 + f).
 LOG_FLOAT = (
     0.33333215,
     -0.24999806,
@@ -60,7 +65,8 @@ LOG_FLOAT = (
     -0.12880188,
 )
 
-# log2(1 + f) = f + f p(f); degree 9 on [-0.333333, 0.333333], max error 2^-27.0 relative to log2(1 + f).
+# log2(1 + f) = f + f p(f).
+# Degree 9 on [-0.333333, 0.333333], max error 2^-27.0 relative to log2(1 + f).
 LOG2_FLOAT = (
     0.44269505,
     -0.7213475,
@@ -74,7 +80,8 @@ LOG2_FLOAT = (
     -0.18175717,
 )
 
-# log2(1 + f) = f p(f), double inside float32 pow; degree 14 on [-0.333333, 0.333333], max error 2^-41.2 relative to log2(1 + f).
+# log2(1 + f) = f p(f), double inside float32 pow.
+# Degree 14 on [-0.333333, 0.333333], max error 2^-41.2 relative to log2(1 + f).
 LOG2_WIDE = (
     1.4426950408888752,
     -0.7213475204704943,
@@ -93,7 +100,8 @@ LOG2_WIDE = (
     0.14465607261084376,
 )
 
-# atanh(s) = s (1 + z/3 + z^2 p(z)), z = s^2, inside float64 pow; degree 6 on [0, 0.0294667], max error 2^-66.3 relative to s.
+# atanh(s) = s (1 + z/3 + z^2 p(z)), z = s^2, inside float64 pow.
+# Degree 6 on [0, 0.0294667], max error 2^-66.3 relative to s.
 ATANH_POW = (
     0.20000000000001136,
     0.14285714285045598,
@@ -104,7 +112,8 @@ ATANH_POW = (
     0.06598942514930405,
 )
 
-# log((1 + s) / (1 - s)) = 2 s + s z p(z), z = s^2; degree 6 on [0, 0.0294667], max error 2^-59.5 relative to the logarithm.
+# log((1 + s) / (1 - s)) = 2 s + s z p(z), z = s^2.
+# Degree 6 on [0, 0.0294667], max error 2^-59.5 relative to the logarithm.
 ATANH_DOUBLE = (
     0.6666666666666735,
     0.39999999999409125,
@@ -115,7 +124,8 @@ ATANH_DOUBLE = (
     0.14798630104680335,
 )
 
-# sin(z) = z + z u p(u), u = z^2; degree 3 on [0, 2.47234], max error 2^-27.2 relative to sin.
+# sin(z) = z + z u p(u), u = z^2.
+# Degree 3 on [0, 2.47234], max error 2^-27.2 relative to sin.
 SIN_FLOAT = (
     -0.1666666,
     0.008333069,
@@ -123,7 +133,8 @@ SIN_FLOAT = (
     2.6060538e-06,
 )
 
-# sin(z) = z + z u p(u), u = z^2; degree 7 on [0, 2.47234], max error 2^-61.6 relative to sin.
+# sin(z) = z + z u p(u), u = z^2.
+# Degree 7 on [0, 2.47234], max error 2^-61.6 relative to sin.
 SIN_DOUBLE = (
     -0.16666666666666666,
     0.008333333333333207,
@@ -135,7 +146,8 @@ SIN_DOUBLE = (
     2.7214138379508804e-15,
 )
 
-# tan(z) = z + z u p(u), u = z^2; degree 6 on [0, 0.623019], max error 2^-29.3 relative to tan.
+# tan(z) = z + z u p(u), u = z^2.
+# Degree 6 on [0, 0.623019], max error 2^-29.3 relative to tan.
 TAN_FLOAT = (
     0.33333352,
     0.13332577,
@@ -146,7 +158,8 @@ TAN_FLOAT = (
     0.0044629234,
 )
 
-# atan(z) = z + z u p(u), u = z^2; degree 8 on [0, 1], max error 2^-28.5 relative to atan.
+# atan(z) = z + z u p(u), u = z^2.
+# Degree 8 on [0, 1], max error 2^-28.5 relative to atan.
 ATAN_FLOAT = (
     -0.333333,
     0.1999853,
@@ -159,7 +172,8 @@ ATAN_FLOAT = (
     -0.0017827495,
 )
 
-# asin(z) = z + z u p(u), u = z^2; degree 5 on [0, 0.3165], max error 2^-29.0 relative to asin.
+# asin(z) = z + z u p(u), u = z^2.
+# Degree 5 on [0, 0.3165], max error 2^-29.0 relative to asin.
 ASIN_FLOAT = (
     0.16666631,
     0.07502099,
@@ -169,7 +183,8 @@ ASIN_FLOAT = (
     0.04749692,
 )
 
-# exp(x^2) erfc(x) = p(w), w = 1 / (x + 3), double inside float32 erfc; degree 10 on [0.0754717, 0.333333], max error 2^-29.4 relative to erfc.
+# exp(x^2) erfc(x) = p(w), w = 1 / (x + 3), double inside float32 erfc.
+# Degree 10 on [0.0754717, 0.333333], max error 2^-29.4 relative to erfc.
 ERFC_WIDE = (
     2.1382597334011335e-06,
     0.563966498118365,
@@ -184,7 +199,8 @@ ERFC_WIDE = (
     3382.509548412087,
 )
 
-# exp(x^2) erfc(x) = p(w), w = 1 / (x + 3); degree 20 on [0.0327869, 0.250627], max error 2^-57.8 relative to erfc.
+# exp(x^2) erfc(x) = p(w), w = 1 / (x + 3).
+# Degree 20 on [0.0327869, 0.250627], max error 2^-57.8 relative to erfc.
 ERFC_DOUBLE = (
     -8.610692620363719e-13,
     0.5641895837537421,
@@ -209,7 +225,8 @@ ERFC_DOUBLE = (
     -2025890.8624920473,
 )
 
-# erf(z) = z + z p(u), u = z^2; degree 12 on [0, 1], max error 2^-57.0 relative to erf.
+# erf(z) = z + z p(u), u = z^2.
+# Degree 12 on [0, 1], max error 2^-57.0 relative to erf.
 ERF_DOUBLE = (
     0.1283791670955126,
     -0.3761263890318401,
@@ -226,30 +243,33 @@ ERF_DOUBLE = (
     1.1534579668957485e-10,
 )
 
-# erf(z) = z + z p(u), u = z^2; degree 6 on [0, 1], max error 2^-29.4 relative to erf.
+# erf(z) = z + z p(u), u = z^2.
+# Degree 6 on [0, 1.41016], max error 2^-26.3 relative to erf.
 ERF_FLOAT = (
-    0.12837917,
-    -0.37612626,
-    0.11283579,
-    -0.026853347,
-    0.005187162,
-    -0.0007997853,
-    7.806904e-05,
+    0.12837915,
+    -0.37612545,
+    0.1128277,
+    -0.026823115,
+    0.005135725,
+    -0.0007592678,
+    6.604862e-05,
 )
 
-# 1 - erf(x) = p(x - 2.46875), x from 1 to 3.9375; degree 12 on [-1.46875, 1.46875], max error 2^-25.0 absolute.
+# 1 - erf(x) = p(x - 2.59375), x from 1.1875 to 4.
+# Degree 13 on [-1.40625, 1.40625], max error 2^-27.0 absolute.
 ERF_TAIL_FLOAT = (
-    0.00048057866,
-    -0.002544049,
-    0.006282164,
-    -0.0094914995,
-    0.009610747,
-    -0.006642804,
-    0.0029345504,
-    -0.0004887472,
-    -0.00036772623,
-    0.00029706367,
-    -5.3989326e-05,
-    -2.4465162e-05,
-    9.111546e-06,
+    0.00024433996,
+    -0.001351146,
+    0.0035048954,
+    -0.0056108506,
+    0.0061053503,
+    -0.0046477425,
+    0.0023991435,
+    -0.00067847886,
+    -8.697421e-05,
+    0.00019010267,
+    -7.364875e-05,
+    -1.2780891e-06,
+    8.218734e-06,
+    -1.5643669e-06,
 )

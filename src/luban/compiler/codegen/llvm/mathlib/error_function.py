@@ -15,8 +15,8 @@ from luban.compiler.codegen.llvm.mathlib.exponential import (
 from luban.compiler.codegen.llvm.mathlib.lanes import EXPONENT_BIAS, Lanes, Value
 from luban.compiler.codegen.llvm.mathlib.registry import elementary
 
-# erf is 1 to within half an ulp beyond this; the tail's polynomial is centred on the middle of [1, this].
-ERF_SATURATES, TAIL_CENTRE = 3.9375, 2.46875
+# From TAIL_STARTS on float32 erf is 1 minus a polynomial about the middle, up to where it is 1 to within half an ulp.
+TAIL_STARTS, TAIL_CENTRE, ERF_SATURATES = 1.1875, 2.59375, 4.0
 # erfc is 0 beyond this.
 ERFC_VANISHES = {"float": 10.25, "double": 27.5}
 
@@ -27,7 +27,7 @@ def erf(lanes: Lanes, x: Value) -> Value:
     a = lanes.abs(x)
     near = lanes.fma(lanes.polynomial(x * x, c.ERF_FLOAT), a, a)
     tail = 1.0 - lanes.polynomial(lanes.at_most(a, ERF_SATURATES) - TAIL_CENTRE, c.ERF_TAIL_FLOAT)
-    return lanes.copysign(lanes.select(a < 1.0, near, tail), x)
+    return lanes.copysign(lanes.select(a < TAIL_STARTS, near, tail), x)
 
 
 def reciprocal_shifted(lanes: Lanes, a: Value) -> Value:
@@ -37,7 +37,8 @@ def reciprocal_shifted(lanes: Lanes, a: Value) -> Value:
 
 @elementary("erfc", "float")
 def erfc(lanes: Lanes, x: Value) -> Value:
-    # exp(-x^2) g(x) all in double: x^2 is exact there, and one float32 rounding at the end gives denormals their last digit.
+    # exp(-x^2) g(x) all in double: x^2 is exact there, and one float32 rounding at the end gives denormals their last
+    # digit.
     a = lanes.widen(lanes.at_most(lanes.abs(x), ERFC_VANISHES["float"]))
     square = a * a
     n, bits = lanes.nearest(square, -LOG2_E, EXPONENT_BIAS["double"])

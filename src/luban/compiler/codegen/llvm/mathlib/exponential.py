@@ -38,7 +38,10 @@ def power_of_two(lanes: Lanes, bits: Value, elem: str) -> Value:
 
 
 def scale_by_power(lanes: Lanes, y: Value, bits: Value) -> Value:
-    """y * 2^n where the low bits hold n plus twice the exponent's bias; in two halves, so that n may leave the normal range."""
+    """y * 2^n where the low bits hold n plus twice the exponent's bias.
+
+    Two factors share n, so that it may lie outside the range of one and results overflow or become denormal.
+    """
     shift = MANTISSA_BITS[y.elem]
     field = 2 * EXPONENT_BIAS[y.elem] + 1
     half = (bits << (shift - 1)) & (field << shift)

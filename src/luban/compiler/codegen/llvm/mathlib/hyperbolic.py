@@ -1,7 +1,7 @@
 """tanh, sinh, cosh and their inverses.
 
-tanh and sinh start from e^r - 1, which is accurate for small and large arguments alike, so that no case is split off. The
-inverses in float32 take a logarithm in double: that costs less than keeping float32's roundings apart.
+tanh and sinh start from e^r - 1, which is accurate for small and large arguments alike, so that no case is split off.
+The inverses in float32 take a logarithm in double: that costs less than keeping float32's roundings apart.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ TANH_SATURATES = {"float": 9.25, "double": 20.0}
 
 @elementary("tanh", "float", "double")
 def tanh(lanes: Lanes, x: Value) -> Value:
-    # With h = (e^(2|x|) - 1) / 2, tanh |x| = h / (1 + h). Taken as m - m m / (1 + h) with m = min(h, 1) it is h (1 - tanh)
-    # below and 1 - 1 / (1 + h) above: the quotient's error counts only where the result is not small.
+    # With h = (e^(2|x|) - 1) / 2, tanh |x| = h / (1 + h). Taken as m - m m / (1 + h) with m = min(h, 1) it is h (1 -
+    # tanh) below and 1 - 1 / (1 + h) above: the quotient's error counts only where the result is not small.
     a = lanes.at_most(lanes.abs(x), TANH_SATURATES[x.elem])
     p, s = expm1_parts(lanes, a + a, -1)
     h = lanes.fma(s, p, s - 0.5)
@@ -36,11 +36,17 @@ def tanh(lanes: Lanes, x: Value) -> Value:
 
 @elementary("sinh", "float", "double")
 def sinh(lanes: Lanes, x: Value) -> Value:
-    # With q = (e^|x| - 1) / 4, sinh |x| = 4 (q - q (q / 2) / (q + 1/4)); quarters, because e^|x| overflows before sinh.
+    # With E = 4 q = e^|x| - 1 and t = E / (2 E + 2), sinh |x| = E - E t = E / 2 + t; the first form while E is below 1,
+    # the second beyond, so that t's error stays small. Quarters, because e^|x| overflows before sinh does.
     a = lanes.at_most(lanes.abs(x), EXP_RANGE[x.elem][1] + 0.5)
     p, s = expm1_parts(lanes, a, -2)
     q = lanes.fma(s, p, s - 0.25)
-    return lanes.copysign(lanes.fma(-q, (q * 0.5) / (q + 0.25), q) * 4.0, x)
+    half = q * 0.5
+    small = q < 0.25
+    factor, base = lanes.select(small, -q, 0.25), lanes.select(small, q, half)
+    y = lanes.fma(factor, half / (q + 0.25), base) * 4.0
+    # A denormal has no quarter.
+    return lanes.copysign(lanes.select(a < 2.0**-30, a, y), x)
 
 
 @elementary("cosh", "float", "double")
@@ -82,7 +88,7 @@ def atanh(lanes: Lanes, x: Value) -> Value:
     a = lanes.abs(x)
     wide = lanes.widen(a)
     y = log_of_wide(lanes, (wide + 1.0) / (1.0 - wide), 0.5)
-    y = lanes.select(a < 1.0, y, lanes.select(a.eq(1.0), lanes.constant(INFINITY), NAN))
+    y = lanes.select(a < 1.0, y, lanes.select(a.eq(1.0), lanes.constant(INFINITY, x.elem), NAN))
     return lanes.copysign(lanes.select(a < NEARLY_LINEAR, a, y), x)
 
 

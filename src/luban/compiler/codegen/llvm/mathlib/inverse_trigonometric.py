@@ -31,7 +31,7 @@ def asin(lanes: Lanes, x: Value) -> Value:
 def acos(lanes: Lanes, x: Value) -> Value:
     beyond, w = arcsine_parts(lanes, x)
     signed = lanes.flip_sign(w, lanes.sign_of(x))
-    base = lanes.select(x < 0.0, lanes.constant(math.pi), 0.0)
+    base = lanes.select(x < 0.0, lanes.constant(math.pi, x.elem), 0.0)
     return lanes.select(beyond, lanes.fma(signed, 2.0, base), math.pi / 2 - signed)
 
 

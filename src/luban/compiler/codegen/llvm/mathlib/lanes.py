@@ -1,14 +1,15 @@
 """Arithmetic on whole vectors, written as LLVM IR text: what the elementary functions are made of.
 
-A `Value` is a vector of `width` lanes (a plain scalar when the width is 1) of one element type: `float`, `double`, `i32`,
-`i64` or `i1` (a mask). Python numbers become constants of the other operand's type. Nothing is contracted or reassociated:
-a fused multiply-add happens only where `fma` says so.
+A `Value` is a vector of `width` lanes (a plain scalar when the width is 1) of one element type: `float`, `double`,
+`i32`, `i64` or `i1` (a mask). Python numbers become constants of the other operand's type. Nothing is contracted or
+reassociated: a fused multiply-add happens only where `fma` says so.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 from luban.compiler.codegen.llvm.emitter import Function
 
@@ -17,12 +18,13 @@ MANGLED = {"float": "f32", "double": "f64"}
 MANTISSA_BITS = {"float": 23, "double": 52}
 EXPONENT_BIAS = {"float": 127, "double": 1023}
 SIGN_BIT = {"float": 1 << 31, "double": 1 << 63}
-# Adding this to |x| < 2^22 (2^51) leaves the nearest integer in the low mantissa bits, without a conversion instruction.
+# Adding this to |x| < 2^22 (2^51) leaves the nearest integer in the low mantissa bits, without a conversion
+# instruction.
 ROUNDING_MAGIC = {"float": 1.5 * 2.0**23, "double": 1.5 * 2.0**52}
 INFINITY = float("inf")
 NAN = float("nan")
 
-Operand = "Value | float | int"
+Operand: TypeAlias = "Value | float | int"
 
 
 def literal(elem: str, number: float) -> str:
@@ -96,7 +98,8 @@ class Value:
         """Arithmetic shift: the sign comes in from the left."""
         return self.lanes.binary("", "ashr", self, count)
 
-    # Comparisons give masks. On floats they are false where an operand is NaN, except `ne`; on integers they are signed.
+    # Comparisons give masks. On floats they are false where an operand is NaN, except `ne`; on integers they are
+    # signed.
     def __lt__(self, other: Operand) -> Value:
         return self.lanes.compare("olt", "slt", self, other)
 
@@ -125,7 +128,7 @@ class Value:
 
 
 class Lanes:
-    """Emits vector instructions of one width into a function; `elem` is the type the elementary function is asked for."""
+    """Emits vector instructions of one width into a function; `elem` is the type asked of the elementary function."""
 
     def __init__(self, fn: Function, elem: str, width: int):
         self.fn, self.elem, self.width = fn, elem, width
@@ -137,8 +140,7 @@ class Lanes:
     def emit(self, text: str, elem: str) -> Value:
         return Value(self, self.fn.op(text), elem)
 
-    def constant(self, number: float, elem: str | None = None) -> Value:
-        elem = elem or self.elem
+    def constant(self, number: float, elem: str) -> Value:
         return Value(self, self.fn.splat(elem, literal(elem, number), self.width), elem)
 
     def like(self, value: Value, operand: Operand) -> Value:
@@ -222,7 +224,7 @@ class Lanes:
         return self.emit(f"bitcast {x.type} {x.text} to {self.type(elem)}", elem)
 
     def flip_sign(self, x: Value, sign: Value) -> Value:
-        """x with its sign bit exclusive-ored with the top bit of the integer `sign`; the other bits of `sign` must be 0."""
+        """x with its sign bit exclusive-ored with the top bit of `sign`, an integer whose other bits are 0."""
         return self.from_bits(self.bits(x) ^ sign)
 
     def sign_of(self, x: Value) -> Value:
@@ -247,14 +249,22 @@ class Lanes:
         return self.fn.intrinsic(f"llvm.vector.reduce.or.v{self.width}i1", "i1", [(mask.type, mask.text)])
 
     def rarely(
-        self, mask: Value, name: str, usual: Sequence[Value], arguments: Sequence[Value], build: Callable[..., list[Value]]
+        self,
+        mask: Value,
+        name: str,
+        usual: Sequence[Value],
+        arguments: Sequence[Value],
+        build: Callable[..., list[Value]],
     ) -> list[Value]:
         """`usual`, or, when a lane of the mask is set, the results of `build(lanes, *usual, *arguments)`.
 
-        `build` becomes a function of its own, called out of line, so that rare cases cost the usual ones a test and a branch.
+        `build` becomes a function of its own, called out of line, so that rare cases cost the usual ones a test and a
+        branch.
         """
         before, rare, after = self.fn.current, self.fn.new_block("rare"), self.fn.new_block("usual")
-        self.fn.branch_if(self.any(mask), rare, after)
+        # A hint in place of the attribute `cold`, which would move the function to a section of its own.
+        seldom = self.fn.intrinsic("llvm.expect.i1", "i1", [("i1", self.any(mask)), ("i1", "false")])
+        self.fn.branch_if(seldom, rare, after)
         self.fn.place(rare)
         replaced = self.call_outlined(name, [*usual, *arguments], [v.elem for v in usual], build)
         self.fn.branch(after)
@@ -273,7 +283,7 @@ class Lanes:
         returned = f"{{ {', '.join(types)} }}"
         if full not in module.functions:
             parameters = [(v.type, f"a{i}") for i, v in enumerate(arguments)]
-            inner = Function(module, full, returned, parameters, "internal", "noinline cold nounwind")
+            inner = Function(module, full, returned, parameters, "internal", "noinline nounwind")
             lanes = Lanes(inner, self.elem, self.width)
             values = build(lanes, *(Value(lanes, f"%a{i}", v.elem) for i, v in enumerate(arguments)))
             packed = "poison"
@@ -285,7 +295,7 @@ class Lanes:
         return [self.emit(f"extractvalue {returned} {packed}, {i}", elem) for i, elem in enumerate(results)]
 
     def each_lane(self, body: Callable[..., list[Value]], *arguments: Value) -> list[Value]:
-        """Runs `body(scalar lanes, *scalars)` once for every lane in turn and gathers its results; for what has no vector form."""
+        """Runs `body(scalar lanes, *scalars)` for every lane in turn and gathers its results."""
         scalar = Lanes(self.fn, self.elem, 1)
         if self.width == 1:
             return body(scalar, *(Value(scalar, v.text, v.elem) for v in arguments))

@@ -33,7 +33,7 @@ def normalised(lanes: Lanes, x: Value) -> tuple[Value, Value]:
     digits = MANTISSA_BITS[x.elem]
     tiny = x < SMALLEST_NORMAL[x.elem]
     shifted, m = split_exponent(lanes, lanes.bits(lanes.select(tiny, x * 2.0**digits, x)), x.elem)
-    correction = lanes.select(tiny, lanes.constant(-float(digits)), 0.0)
+    correction = lanes.select(tiny, lanes.constant(-float(digits), x.elem), 0.0)
     k = lanes.fma(lanes.convert("sitofp", shifted, x.elem), 2.0**-digits, correction)
     return k, m - 1.0
 
@@ -55,7 +55,7 @@ def combine(lanes: Lanes, k: Value, f: Value) -> Value:
 
 def outside_domain(lanes: Lanes, x: Value, y: Value, pole: float = 0.0) -> Value:
     """y for x above the pole, infinity there where x is, -infinity at the pole, NaN below it and for NaN."""
-    edge = lanes.select(x.eq(pole), lanes.constant(-INFINITY), NAN)
+    edge = lanes.select(x.eq(pole), lanes.constant(-INFINITY, x.elem), NAN)
     return lanes.select(x > pole, lanes.select(x.eq(INFINITY), x, y), edge)
 
 

@@ -9,7 +9,6 @@ from luban.compiler.codegen.llvm.mathlib.lanes import (
     INFINITY,
     NAN,
     ROUNDING_MAGIC,
-    SIGN_BIT,
     Lanes,
     Value,
 )
@@ -42,9 +41,10 @@ def pow_special(lanes: Lanes, result: Value, x: Value, y: Value) -> list[Value]:
     # y decides between 0 and infinity where |x|^y leaves the numbers.
     grows = (a > 1.0) ^ (y < 0.0)
     extreme = a.eq(0.0) | a.eq(INFINITY) | lanes.abs(y).eq(INFINITY)
-    result = lanes.select(extreme, lanes.select(grows, lanes.constant(INFINITY), 0.0), result)
+    result = lanes.select(extreme, lanes.select(grows, lanes.constant(INFINITY, x.elem), 0.0), result)
     result = lanes.select(a.eq(1.0), 1.0, result)
-    # Negative bases: NaN for a fraction as exponent, the sign of odd powers otherwise. -0 and -infinity accept fractions.
+    # Negative bases: NaN for a fraction as exponent, the sign of odd powers otherwise. -0 and -infinity accept
+    # fractions.
     result = lanes.select((x < 0.0) & ~whole & a.ne(INFINITY), NAN, result)
     negative = lanes.flip_sign(result, lanes.sign_of(x))
     result = lanes.select(odd, negative, result)

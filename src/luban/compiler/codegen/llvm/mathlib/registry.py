@@ -61,8 +61,9 @@ def lookup(name: str) -> Elementary:
 def call(fn: Function, name: str, scalar_type: str, width: int, args: list[str]) -> str:
     """Emits a call of the elementary function `name` into `fn` and returns the result's operand text.
 
-    `scalar_type` is "float" or "double"; `args` are operands of type `<width x scalar_type>`, or of the scalar type when the
-    width is 1. The function itself, `@luban.<name>.<scalar_type>.<width>`, is added to the module once and always inlined.
+    `scalar_type` is "float" or "double"; `args` are operands of type `<width x scalar_type>`, or of the scalar type
+    when the width is 1. The function itself, `@luban.<name>.<scalar_type>.<width>`, is added to the module once and
+    always inlined.
     """
     entry = lookup(name)
     if len(args) != entry.arity:

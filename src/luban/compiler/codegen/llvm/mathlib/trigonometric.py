@@ -1,8 +1,8 @@
 """sin, cos and tan.
 
-sin and cos take away the nearest multiple of pi (tan: of pi/2) in three fused steps, which is exact enough while |x| is below
-LIMIT. Lanes beyond it, rare in practice, take a path out of line: in float32 the reduction of Payne and Hanek with 128 bits
-of 1/pi chosen by the exponent of x, in float64 the process's libm.
+sin and cos take away the nearest multiple of pi (tan: of pi/2) in three fused steps, which is exact enough while |x| is
+below LIMIT. Lanes beyond it, rare in practice, take a path out of line: in float32 the reduction of Payne and Hanek
+with 128 bits of 1/pi chosen by the exponent of x, in float64 the process's libm.
 """
 
 from __future__ import annotations
@@ -40,16 +40,18 @@ def subtract_multiple(lanes: Lanes, x: Value, n: Value) -> Value:
 
 
 def payne_hanek(lanes: Lanes, x: Value, doubled: bool, half: bool) -> list[Value]:
-    """x = (n + half / 2) * pi / (1 + doubled) + r for one float x >= LIMIT: the double r and an i32 whose top bit is n's lowest.
+    """The double r and an i32 whose top bit is n's lowest, where x = (n + half / 2) * pi / (1 + doubled) + r >= LIMIT.
 
-    The window of 1/pi starts where a bit times x's lowest digit is worth 1, because what stands before gives even multiples
-    only; 24 bits of the 128 go to the product's rounding and at most 33 to cancellation.
+    The window of 1/pi starts where a bit times x's lowest digit is worth 1, because what stands before gives even
+    multiples only; 24 bits of the 128 go to the product's rounding and at most 33 to cancellation.
     """
     fn = lanes.fn
     field = lanes.bits(x) >> 23
     digits = (lanes.bits(x) & 0x7FFFFF) | 0x800000
     start = field - (FAR_EXPONENT - 1 - int(doubled))
-    table = fn.module.constant("luban.inverse_pi", "[32 x i8] [" + ", ".join(f"i8 {b}" for b in INVERSE_PI.to_bytes(32)) + "]")
+    table = fn.module.constant(
+        "luban.inverse_pi", "[32 x i8] [" + ", ".join(f"i8 {b}" for b in INVERSE_PI.to_bytes(32)) + "]"
+    )
     byte = fn.op(f"zext i32 {(start >> 3).text} to i64")
     address = fn.op(f"getelementptr i8, ptr {table}, i64 {byte}")
     window = fn.intrinsic("llvm.bswap.i128", "i128", [("i128", fn.op(f"load i128, ptr {address}, align 1"))])
@@ -143,7 +145,10 @@ def tan(lanes: Lanes, x: Value) -> Value:
     rest = (first - r) + product + lanes.fma(n, low, lanes.fma(n, middle, -product))
     far = ax >= LIMIT["float"]
     r, rest, parity = lanes.rarely(
-        far, "tan.far", [r, rest, low_bit_to_sign(bits)], [ax],
+        far,
+        "tan.far",
+        [r, rest, low_bit_to_sign(bits)],
+        [ax],
         lambda inner, a, b, d, v: far_lanes(inner, [a, b, d], v, True, False),
     )
     u = r * r

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch.fx import Node
+from xdsl.dialects.arith import ConstantOp
 from xdsl.dialects.builtin import IntegerType
 from xdsl.ir import SSAValue
 
@@ -38,14 +39,30 @@ def _register_compare(name: str) -> None:
         return cx.pointwise(node, lambda b, p, q: b.cmp(name, p, q), (x, y), compute, torch.bool)
 
 
-def _divide(b: Body, x: SSAValue, y: SSAValue) -> SSAValue:
-    return b.div(x, y)
+def _register_modular(function: Scalar2, *names: str) -> None:
+    """float32 computes in float64, where x / y is exact enough to be cut to the right integer."""
+
+    @rule(*names)
+    def modular(cx: Builder, node: Node, x: Operand, y: Operand) -> View:
+        return cx.pointwise(node, function, (x, y), wide(cx.meta(node).dtype))
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """float64 for floats, the compute dtype for integers."""
+    return torch.float64 if dtype in FLOATS else COMPUTE[dtype]
+
+
+def _divisor(b: Body, y: SSAValue) -> SSAValue:
+    """An integer divisor that cannot trap: eager refuses 0, a vector of lanes cannot."""
+    if isinstance(y.owner, ConstantOp):
+        return y
+    return b.select(b.cmp("eq", y, b.like(y, 0)), b.like(y, 1), y)
 
 
 def _remainder(b: Body, x: SSAValue, y: SSAValue) -> SSAValue:
     """x - floor(x / y) * y with the sign of y."""
     if not _is_float(x):
-        r = b.rem_int(x, y)
+        r = b.rem_int(x, _divisor(b, y))
         zero = b.like(x, 0)
         wrong = b.and_(b.cmp("ne", r, zero), b.cmp("ne", b.cmp("lt", r, zero), b.cmp("lt", y, zero)))
         return b.select(wrong, b.add(r, y), r)
@@ -58,7 +75,7 @@ def _remainder(b: Body, x: SSAValue, y: SSAValue) -> SSAValue:
 def _fmod(b: Body, x: SSAValue, y: SSAValue) -> SSAValue:
     """x - trunc(x / y) * y with the sign of x; x itself for an infinite y."""
     if not _is_float(x):
-        return b.rem_int(x, y)
+        return b.rem_int(x, _divisor(b, y))
     r = b.sub(x, b.mul(b.trunc(b.div(x, y)), y))
     finite = b.cmp("lt", b.abs(x), b.like(x, float("inf")))
     infinite = b.and_(b.cmp("eq", b.abs(y), b.like(y, float("inf"))), finite)
@@ -72,7 +89,7 @@ def _is_float(x: SSAValue) -> bool:
 _register(Body.sub, "prims.sub.default")
 _register(Body.add, "prims.add.default")
 _register(Body.mul, "aten.mul.Tensor", "aten.mul.Scalar", "prims.mul.default")
-_register(_divide, "aten.div.Tensor", "aten.div.Scalar", "aten.true_divide.Tensor", "prims.div.default")
+_register(Body.div, "aten.div.Tensor", "aten.div.Scalar", "aten.true_divide.Tensor", "prims.div.default")
 _register(Body.maximum, "aten.maximum.default", "prims.maximum.default")
 _register(Body.minimum, "aten.minimum.default", "prims.minimum.default")
 _register(Body.fmax, "aten.fmax.default", "prims.fmax.default")
@@ -86,8 +103,8 @@ _register(Body.or_, "aten.bitwise_or.Tensor", "aten.bitwise_or.Scalar", "prims.b
 _register(Body.xor, "aten.bitwise_xor.Tensor", "aten.bitwise_xor.Scalar", "prims.bitwise_xor.default")
 _register(Body.shl, "aten.bitwise_left_shift.Tensor", "aten.bitwise_left_shift.Tensor_Scalar", "aten.__lshift__.Scalar")
 _register(Body.shr, "aten.bitwise_right_shift.Tensor", "aten.bitwise_right_shift.Tensor_Scalar", "aten.__rshift__.Scalar")
-_register(_remainder, "aten.remainder.Tensor", "aten.remainder.Scalar", "prims.remainder.default")
-_register(_fmod, "aten.fmod.Tensor", "aten.fmod.Scalar", "prims.fmod.default")
+_register_modular(_remainder, "aten.remainder.Tensor", "aten.remainder.Scalar", "prims.remainder.default")
+_register_modular(_fmod, "aten.fmod.Tensor", "aten.fmod.Scalar", "prims.fmod.default")
 _register(lambda b, x, y: b.sqrt(b.add(b.mul(x, x), b.mul(y, y))), "aten.hypot.default")
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
     _register_compare(_name)
@@ -114,18 +131,19 @@ def rsub(cx: Builder, node: Node, x: Operand, y: Operand, alpha: Any = 1) -> Vie
 
 @rule("aten.div.Tensor_mode", "aten.div.Scalar_mode")
 def div_mode(cx: Builder, node: Node, x: Operand, y: Operand, rounding_mode: str | None = None) -> View:
-    return cx.pointwise(node, _DIVISIONS[rounding_mode], (x, y))
+    compute = wide(cx.meta(node).dtype) if rounding_mode == "floor" else None
+    return cx.pointwise(node, _DIVISIONS[rounding_mode], (x, y), compute)
 
 
 @rule("aten.floor_divide.default", "aten.floor_divide.Scalar")
 def floor_divide(cx: Builder, node: Node, x: Operand, y: Operand) -> View:
-    return cx.pointwise(node, _floor_divide, (x, y))
+    return cx.pointwise(node, _floor_divide, (x, y), wide(cx.meta(node).dtype))
 
 
 def _floor_divide(b: Body, x: SSAValue, y: SSAValue) -> SSAValue:
     """floor(x / y) as Python does it: from the exact remainder, so that rounding of x / y does not matter."""
     if not _is_float(x):
-        return b.floordiv_int(x, y)
+        return b.floordiv_int(x, _divisor(b, y))
     r = _fmod(b, x, y)
     zero = b.like(x, 0.0)
     q = b.div(b.sub(x, r), y)
@@ -135,11 +153,10 @@ def _floor_divide(b: Body, x: SSAValue, y: SSAValue) -> SSAValue:
 
 
 def _trunc_divide(b: Body, x: SSAValue, y: SSAValue) -> SSAValue:
-    q = b.div(x, y)
-    return b.trunc(q) if _is_float(q) else q
+    return b.trunc(b.div(x, y)) if _is_float(x) else b.div(x, _divisor(b, y))
 
 
-_DIVISIONS = {None: _divide, "floor": _floor_divide, "trunc": _trunc_divide}
+_DIVISIONS: dict[str | None, Scalar2] = {None: Body.div, "floor": _floor_divide, "trunc": _trunc_divide}
 
 
 @rule("aten.pow.Tensor_Tensor", "aten.pow.Scalar", "prims.pow.default")

@@ -1,0 +1,48 @@
+"""Outputs that replace inputs: written into the input's memory by the program instead of being returned."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from xdsl.dialects.builtin import ArrayAttr, ModuleOp
+
+from luban.compiler.ir import graph
+from luban.errors import LubanError
+
+
+def assign_outputs(module: ModuleOp, metadata: dict[str, Any], assigned: dict[int, int]) -> None:
+    """Turns output k into an assignment to input assigned[k]; both the module and the metadata's outputs change."""
+    if not assigned:
+        return
+    func = next(op for op in module.body.block.ops if isinstance(op, graph.FuncOp))
+    block = func.body.block
+    returned = block.last_op
+    assert isinstance(returned, graph.ReturnOp)
+    tensors = [i for i, entry in enumerate(metadata["inputs"]) if entry["kind"] in ("tensor", "seed")]
+    argument = dict(zip(tensors, block.args))
+    values = iter(zip(returned.operands, returned.shapes.data, returned.accesses.data))
+    kept, entries = [], []
+    for k, entry in enumerate(metadata["outputs"]):
+        item = next(values) if entry["kind"] == "buffer" else None
+        if k not in assigned:
+            kept += [item] if item is not None else []
+            entries.append(entry)
+            continue
+        target = metadata["inputs"][assigned[k]]
+        if entry["kind"] == "alias" and entry.get("input") == assigned[k]:
+            continue  # unchanged
+        if item is None or entry["strides"] != target["strides"] or entry["offset"] != 0:
+            raise LubanError(
+                f"the new value of input {assigned[k]} has strides {entry.get('strides')}, not {target['strides']}; make the parameter contiguous"
+            )
+        block.insert_op_before(graph.AssignOp.create(operands=[argument[assigned[k]], item[0]]), returned)
+    if any(entry["kind"] == "alias" and "output" in entry for entry in entries):
+        raise LubanError("an output of the training step shares memory with another one; return copies of them")
+    metadata["outputs"] = entries
+    final = graph.ReturnOp.create(
+        operands=[v for v, _, _ in kept],
+        properties={"shapes": ArrayAttr([s for _, s, _ in kept]), "accesses": ArrayAttr([a for _, _, a in kept])},
+    )
+    block.insert_op_before(final, returned)
+    returned.detach()
+    returned.erase()

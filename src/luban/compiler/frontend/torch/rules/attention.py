@@ -1,0 +1,100 @@
+"""Scaled dot-product attention: one operation where nothing is dropped, its parts where something is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.fx import Node
+from xdsl.dialects.builtin import ArrayAttr, BoolAttr, FloatAttr, f32, f64
+from xdsl.ir import Operation
+
+from luban.compiler.frontend.torch.builder import Builder, tensor_type
+from luban.compiler.frontend.torch.dtypes import ELEMENT
+from luban.compiler.frontend.torch.registry import Unsupported, rule
+from luban.compiler.frontend.torch.views import View, dense, expand
+from luban.compiler.ir import graph
+from luban.compiler.ir.attributes import Dims
+from luban.symbolic import Dim
+
+
+def _checked(q: View, k: View, v: View, dropout: float) -> tuple[Dim, ...]:
+    """The domain (batch, heads, query length, key length, head size)."""
+    if dropout:
+        raise Unsupported("dropout, which torch's own decomposition replaces")
+    if q.shape[-1] != v.shape[-1] or q.shape[1] != k.shape[1] or k.shape[1] != v.shape[1]:
+        raise Unsupported("values or heads of another size than the queries'")
+    return q.shape[0], q.shape[1], q.shape[2], k.shape[2], q.shape[3]
+
+
+def _properties(
+    domain: Sequence[Dim], operands: Sequence[View], scale: float | None, causal: bool
+) -> dict[str, Any]:
+    size = domain[4]
+    if scale is None and not isinstance(size, int):
+        raise Unsupported("a head size that is not a number")
+    value = 1 / math.sqrt(size) if scale is None else float(scale)  # type: ignore[arg-type]
+    return {
+        "domain": Dims(tuple(domain)),
+        "accesses": ArrayAttr([v.access for v in operands]),
+        "scale": FloatAttr(value, f64),
+        "causal": BoolAttr.from_bool(causal),
+    }
+
+
+def _bias(mask: View | None, domain: Sequence[Dim]) -> list[View]:
+    if mask is None:
+        return []
+    if mask.dtype is torch.bool:
+        raise Unsupported("a mask of booleans")
+    return [expand(mask, domain[:4])]
+
+
+@rule("aten._scaled_dot_product_flash_attention_for_cpu.default")
+def attention(
+    cx: Builder, node: Node, q: View, k: View, v: View, dropout_p: float = 0.0, is_causal: bool = False, *,
+    attn_mask: View | None = None, scale: float | None = None,
+) -> tuple[View, View]:  # fmt: skip
+    domain = _checked(q, k, v, dropout_p)
+    metas = cx.metas(node)
+    operands = [q, k, v, *_bias(attn_mask, domain)]
+    batch, heads, rows, _, size = domain
+    op = graph.AttentionOp.create(
+        operands=[o.base for o in operands],
+        result_types=[tensor_type((batch, heads, rows, size), ELEMENT[q.dtype]), tensor_type((batch, heads, rows), f32)],
+        properties=_properties(domain, operands, scale, is_causal),
+    )
+    cx.add(op)
+    out, lse = _results(op, [(batch, heads, rows, size), (batch, heads, rows)], [q.dtype, torch.float32])
+    order = metas[0].order  # type: ignore[union-attr]
+    if order is not None:  # once here, rather than at each reshape and output that want torch's layout
+        out = cx.dense(out, order)
+    return out, cx.cast(lse, metas[1].dtype)  # type: ignore[union-attr]
+
+
+@rule("aten._scaled_dot_product_flash_attention_for_cpu_backward.default")
+def attention_backward(
+    cx: Builder, node: Node, grad: View, q: View, k: View, v: View, out: View, lse: View, dropout_p: float, is_causal: bool, *,
+    attn_mask: View | None = None, scale: float | None = None,
+) -> tuple[View, View, View]:  # fmt: skip
+    domain = _checked(q, k, v, dropout_p)
+    operands = [grad, q, k, v, out, cx.cast(lse, torch.float32), *_bias(attn_mask, domain)]
+    batch, heads, rows, keys, size = domain
+    shapes = [(batch, heads, rows, size), (batch, heads, keys, size), (batch, heads, keys, size)]
+    op = graph.AttentionBackwardOp.create(
+        operands=[o.base for o in operands],
+        result_types=[tensor_type(s, ELEMENT[q.dtype]) for s in shapes],
+        properties=_properties(domain, operands, scale, is_causal),
+    )
+    cx.add(op)
+    found = _results(op, shapes, [q.dtype] * 3)
+    orders = [m.order for m in cx.metas(node)]  # type: ignore[union-attr]
+    return tuple(g if o is None else cx.dense(g, o) for g, o in zip(found, orders))  # type: ignore[return-value]
+
+
+def _results(op: Operation, shapes: Sequence[Sequence[Dim]], dtypes: Sequence[torch.dtype]) -> list[View]:
+    return [dense(r, s, d) for r, s, d in zip(op.results, shapes, dtypes)]
+
+
