@@ -24,7 +24,7 @@ test: setup lint ## lint, types and all tests
 	$(BIN)/python -m pytest --timeout=300
 
 lint: setup ## ruff and mypy
-	$(BIN)/ruff check src tests
+	$(BIN)/ruff check .
 	$(BIN)/mypy
 
 bench: setup ## compile time, then step time of four models, Luban beside eager and Inductor

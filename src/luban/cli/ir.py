@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from xdsl.dialects.builtin import ModuleOp
     from xdsl.ir import Attribute
 
+NO_BUFFERS = "a kernel's buffers have no size in the IR; give one flat array for each with --inputs FILE.npz"
 FIRST = 8  # values of each result that are shown
 
 
@@ -106,10 +107,10 @@ def _symbols(listed: str) -> dict[str, int]:
 
 
 def _interpret(module: ModuleOp, args: argparse.Namespace, symbols: dict[str, int]) -> list[tuple[str, np.ndarray]]:
-    from luban.compiler.ir import interpret_tile
+    from luban.compiler.ir import interpret_tile, tile
     from luban.compiler.ir.interpret_graph import find_function, run_graph
 
-    kernels = interpret_tile.find_kernels(module)
+    kernels = tile.find_kernels(module)
     if args.kernel is None and not kernels:
         find_function(module)
         outputs = run_graph(module, _inputs(module, args, symbols), symbols)
@@ -119,9 +120,7 @@ def _interpret(module: ModuleOp, args: argparse.Namespace, symbols: dict[str, in
         names = ", ".join(k.sym_name.data for k in kernels) or "none"
         raise ConfigError(f"choose one of the module's kernels with --kernel NAME; it holds {names}")
     if args.inputs is None:
-        raise ConfigError(
-            "a kernel's buffers have no size in the IR; give one flat array for each with --inputs FILE.npz"
-        )
+        raise ConfigError(NO_BUFFERS)
     buffers = _load(args.inputs)
     interpret_tile.run_kernel(chosen[0], buffers, symbols)
     return [(f"buffer {i}", array) for i, array in enumerate(buffers)]
@@ -130,12 +129,15 @@ def _interpret(module: ModuleOp, args: argparse.Namespace, symbols: dict[str, in
 def _inputs(module: ModuleOp, args: argparse.Namespace, symbols: dict[str, int]) -> list[Any]:
     """The arrays of --inputs, or deterministic ones: argument i is drawn from a generator seeded with i."""
     from luban import symbolic
+    from luban.compiler.ir import tile
     from luban.compiler.ir.attributes import TensorType
     from luban.compiler.ir.interpret_graph import find_function
 
-    arguments = find_function(module).body.block.args
     if args.inputs is not None:
         return _load(args.inputs)
+    if tile.find_kernels(module):
+        raise ConfigError(NO_BUFFERS)
+    arguments = find_function(module).body.block.args
     made = []
     for i, argument in enumerate(arguments):
         if not isinstance(argument.type, TensorType):

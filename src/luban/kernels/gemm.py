@@ -11,17 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import IntAttr, StringAttr, bf16, f32
-from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
+from xdsl.dialects.builtin import f32
+from xdsl.ir import Attribute, Operation, SSAValue
 
-from luban.compiler.ir import tile
-from luban.compiler.ir.attributes import INDEX, Dims
 from luban.compiler.ir.dtypes import bytes_of
 from luban.compiler.lowering.builder import KernelBuilder
 from luban.compiler.lowering.evaluator import Evaluator
 from luban.compiler.lowering.registry import Lowered, Request
 from luban.compiler.lowering.schedule import merge_axes, place_group
 from luban.compiler.passes.graph.grouping import Group
+from luban.kernels.dot_writer import Matrix, dot, pack, panel_elements
 from luban.kernels.gemm_schedule import GemmSchedule, Shape, choose
 from luban.symbolic import Dim, floordiv, product
 
@@ -55,8 +54,7 @@ def lower(request: Request) -> Lowered:
     yields = request.group.body.block.last_op
     leaving = list(dict.fromkeys(yields.operands))  # type: ignore[union-attr]
     problem = problem_of(group.members[0].op)
-    owner = {a: d for d, axes in enumerate(group.members[0].axes) for a in axes}
-    merge_axes(group, lambda outer, inner: owner[outer] == owner[inner])
+    merge_axes(group, lambda outer, inner: any(outer in axes and inner in axes for axes in group.members[0].axes))
     writer = _Gemm(request, group, problem, leaving)
     writer.emit()
     results = {v: r for v, r in zip(yields.operands, request.group.results, strict=True)}  # type: ignore[union-attr]
@@ -95,10 +93,8 @@ class _Gemm(Evaluator):
         super().__init__(builder, group, dict(zip((*self.external, *leaving), builder.buffers, strict=True)))
         self.problem, self.leaving = problem, leaving
         self.result = group.members[0].op.results[0]
-        dtype = problem.a.value.type.dtype  # type: ignore[attr-defined]
         shape = Shape(product(problem.batch), problem.m, problem.n, problem.k, problem.a.outer, problem.a.k, problem.b.outer, problem.b.k)
-        self.schedule: GemmSchedule = choose(request.target, shape, str(dtype))
-        self.element = bf16 if self.schedule.kk > 1 else dtype
+        self.schedule: GemmSchedule = choose(request.target, shape, problem.a.value.type.dtype)  # type: ignore[attr-defined]
 
     # ---- tasks
 
@@ -135,61 +131,35 @@ class _Gemm(Evaluator):
 
     def _block_of_k(self, batch, i0, m, j0, n, k0, k, partial: SSAValue | None, last: bool) -> None:
         """Products over one block of K; the last block runs the epilogue, the others add to `partial`."""
-        p, s = self.problem, self.schedule
-        a_buffer, a_base, a_strides, a_panel = self._operand_block(p.a, batch, i0, m, k0, k, s.mr, s.pack_a, s.mc)
-        b_buffer, b_base, b_strides, b_panel = self._operand_block(p.b, batch, j0, n, k0, k, s.nr, s.pack_b, s.nc)
-        body = Block(arg_types=[f32, INDEX, INDEX])
-        acc, i, j = body.args
-        outer, self.b._block = self.b._block, body
-        if not last:
-            assert partial is not None
-            old = self.b.load(partial, [i, j], [s.nc, 1])
-            self.b.store(self.b.binary(arith.AddfOp, old, acc), partial, [i, j], [s.nc, 1])
-        else:
-            value: SSAValue = acc
-            if partial is not None:
-                value = self.b.binary(arith.AddfOp, self.b.load(partial, [i, j], [s.nc, 1]), acc)
-            self._epilogue(value, batch, self.b.add(i0, i), self.b.add(j0, j))
-        self.b.insert(tile.YieldOp.create())
-        self.b._block = outer
-        self.b.insert(
-            tile.DotOp.create(
-                operands=[a_buffer, a_base, b_buffer, b_base, m, n, k],
-                properties={
-                    "a_strides": Dims(a_strides),
-                    "b_strides": Dims(b_strides),
-                    "a_panel": IntAttr(a_panel),
-                    "b_panel": IntAttr(b_panel),
-                    "kk": IntAttr(s.kk),
-                    "unit": StringAttr(s.unit),
-                    "rows": IntAttr(s.mr),
-                    "columns": IntAttr(s.nr),
-                },
-                regions=[Region(body)],
-            )
-        )
+        p, s, b = self.problem, self.schedule, self.b
+        left = self._matrix(p.a, batch, i0, k0)
+        right = self._matrix(p.b, batch, j0, k0)
+        depth = min(s.kc, p.k) if isinstance(p.k, int) else s.kc
+        if s.pack_a:
+            scratch = b.alloc(panel_elements(s.tile, s.tile.mr, s.mc, depth), s.tile.element)
+            left = pack(b, s.tile, left, s.tile.mr, m, k, scratch)
+        if s.pack_b:
+            scratch = b.alloc(panel_elements(s.tile, s.tile.nr, s.nc, depth), s.tile.element)
+            right = pack(b, s.tile, right, s.tile.nr, n, k, scratch)
 
-    def _operand_block(self, o: Operand, batch, start, count, k0, k, panel: int, pack: bool, most: int):
-        """Where the dot finds its operand: in place, or packed into scratch first."""
-        b, s = self.b, self.schedule
+        def body(acc: SSAValue, i: SSAValue, j: SSAValue) -> None:
+            if partial is not None:
+                acc = b.binary(arith.AddfOp, b.load(partial, [i, j], [s.nc, 1]), acc)
+            if last:
+                self._epilogue(acc, batch, b.add(i0, i), b.add(j0, j))
+            else:
+                b.store(acc, partial, [i, j], [s.nc, 1])  # type: ignore[arg-type]
+
+        dot(b, s.tile, left, right, (m, n, k), body)
+
+    def _matrix(self, o: Operand, batch: list[SSAValue], start: SSAValue, k0: SSAValue) -> Matrix:
+        """The operand from (start, k0) on, where it lies."""
+        b = self.b
         base = b.dim(o.offset)
         for index, stride in [*zip(batch, o.batch, strict=True), (start, o.outer), (k0, o.k)]:
             if stride != 0:
                 base = b.add(base, index if stride == 1 else b.mul(index, b.dim(stride)))
-        source = self.buffer[o.value]
-        if not pack:
-            return source, base, (o.outer, o.k), 0
-        depth = -(-s.kc // s.k_multiple) * s.k_multiple
-        if isinstance(self.problem.k, int):
-            depth = min(depth, -(-self.problem.k // s.k_multiple) * s.k_multiple)
-        scratch = b.alloc(-(-most // panel) * panel * depth, self.element)
-        b.insert(
-            tile.PackOp.create(
-                operands=[source, base, count, k, scratch],
-                properties={"strides": Dims((o.outer, o.k)), "panel": IntAttr(panel), "kk": IntAttr(s.kk)},
-            )
-        )
-        return scratch, b.dim(0), (0, 0), panel
+        return Matrix(self.buffer[o.value], base, o.outer, o.k)
 
     # ---- the store
 

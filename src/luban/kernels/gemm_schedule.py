@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from xdsl.ir import Attribute
+
+from luban.compiler.ir.dtypes import bytes_of
+from luban.kernels.register_tiles import RegisterTile, register_tile
 from luban.symbolic import Dim
 from luban.targets.target import Target
 
@@ -24,30 +28,48 @@ class Shape:
 
 @dataclass(frozen=True)
 class GemmSchedule:
-    """unit and register tile (mr x nr), cache blocks (mc, nc, kc), k values side by side in a panel (kk), what is packed."""
+    """Register tile, cache blocks (mc rows, nc columns, kc values of k), which operands are packed, threads or not."""
 
-    unit: str
-    mr: int
-    nr: int
+    tile: RegisterTile
     mc: int
     nc: int
     kc: int
-    kk: int
-    k_multiple: int
     pack_a: bool
     pack_b: bool
     parallel: bool
 
 
-def choose(target: Target, shape: Shape, dtype: str) -> GemmSchedule:
+KC = 768  # values of k in a pass; passes of 256 to 768 measured alike, one pass is best while a panel of B stays in L2
+ONE_PASS = 1152
+COLUMN_PANELS = 8
+MIN_ROWS = 64
+
+
+def choose(target: Target, shape: Shape, dtype: Attribute) -> GemmSchedule:
     """The schedule for a shape on a target."""
-    lanes = target.vector_bits // 32
-    dot = dtype == "bf16" and any(u.name == "bf16_dot" for u in target.dot_units)
-    kk = 2 if dot else 1
-    mr, nv = 14, 2
-    nr = nv * lanes
-    small = _known(shape.batch, 1) * _known(shape.m, 1024) * _known(shape.n, 1024) * _known(shape.k, 1024) < 32 * 32 * 64
-    return GemmSchedule("bf16_dot" if dot else "fma", mr, nr, 16 * mr, 6 * nr, 1024, kk, kk, False, True, not small)
+    t = register_tile(target, dtype)
+    m, n, k = _known(shape.m, 1024), _known(shape.n, 1024), _known(shape.k, 1024)
+    batch, size = _known(shape.batch, 1), bytes_of(t.element)
+    if m < t.mr:
+        t = replace(t, mr=max(1, m))
+    nc = t.nr * min(COLUMN_PANELS, -(-n // t.nr))
+    one_pass = isinstance(shape.k, int) and (t.kk > 1 or k <= ONE_PASS) and k * nc * size <= 2 * target.l2_bytes
+    kc = max(1, k) if one_pass else KC
+    mc = _rows(target.cores, batch * -(-n // nc), m, t.mr, None if one_pass else target.l2_bytes // (8 * nc))
+    b_in_place = t.b_in_place and shape.b_n == 1 and k <= ONE_PASS and n <= 4 * nc
+    a_in_place = t.any_a or shape.a_k == 1
+    return GemmSchedule(t, mc, nc, kc, not a_in_place, not b_in_place, batch * m * n * k >= 32 * 32 * 64)
+
+
+def _rows(cores: int, blocks: int, m: int, mr: int, most: int | None) -> int:
+    """Rows a task takes: enough tasks that every core has as many as the others, each as tall as that allows."""
+    pieces = 1
+    while (blocks * pieces) % cores and blocks * pieces < 8 * cores and m // (pieces + 1) >= MIN_ROWS:
+        pieces += 1
+    rows = -(-m // pieces)
+    if most is not None:
+        rows = min(rows, max(most, mr))
+    return -(-rows // mr) * mr
 
 
 def _known(dim: Dim, otherwise: int) -> int:

@@ -141,5 +141,5 @@ class Loaded:
 def tile():
     """The helpers above, for tests of this directory."""
     return SimpleNamespace(
-        text=kernel_text, load=Loaded, kernel=kernel_of, interpret=lambda text, *a, **s: run_kernel(kernel_of(text), a, s), llvm=llvm_text
+        text=kernel_text, load=Loaded, kernel=kernel_of, expand=expand, interpret=lambda text, *a, **s: run_kernel(kernel_of(text), a, s), llvm=llvm_text
     )

@@ -1,5 +1,7 @@
 """Short ways to write IR text, for the tests of this folder."""
 
+# ruff: noqa: E501 - IR text reads better unbroken
+
 from __future__ import annotations
 
 from types import SimpleNamespace
@@ -10,7 +12,13 @@ from luban.compiler.ir.text import parse, verify
 
 
 def dims(values) -> str:
-    return "[" + ", ".join(v if isinstance(v, str) and v.isalnum() else f'"{v}"' if isinstance(v, str) else str(v) for v in values) + "]"
+    return (
+        "["
+        + ", ".join(
+            v if isinstance(v, str) and v.isalnum() else f'"{v}"' if isinstance(v, str) else str(v) for v in values
+        )
+        + "]"
+    )
 
 
 def tensor(shape, dtype="f32") -> str:
@@ -25,7 +33,11 @@ def contiguous(shape) -> list:
     out, running = [], 1
     for n in reversed(shape):
         out.append(running)
-        running = running * n if isinstance(n, int) and isinstance(running, int) else (n if running == 1 else f"{n}*{running}")
+        running = (
+            running * n
+            if isinstance(n, int) and isinstance(running, int)
+            else (n if running == 1 else f"{n}*{running}")
+        )
     return out[::-1]
 
 
@@ -47,7 +59,7 @@ def op(name, results, ins, properties, result_types, body=None) -> str:
 def pointwise(name, ins, domain, body, out, kind="graph.map", **properties) -> str:
     """A map or reduce: ins are (value, type, element, strides, offset), out the result types, body (lines, yielded, types)."""
     lines, yielded, types = body
-    arguments = [f"%{c}: {i[2] if i[3] is not None else i[1]}" for c, i in zip("abcdefgh", ins)]
+    arguments = [f"%{c}: {i[2] if i[3] is not None else i[1]}" for c, i in zip("abcdefgh", ins, strict=False)]
     listed = {"domain": f"#graph.dims<{dims(domain)}>", **properties}
     listed["accesses"] = "[" + ", ".join(access(i[3], i[4] if len(i) > 4 else 0) for i in ins) + "]"
     results = [name] if isinstance(name, str) else list(name)
@@ -77,7 +89,14 @@ def module(text):
 @pytest.fixture
 def ir():
     return SimpleNamespace(
-        dims=dims, tensor=tensor, access=access, contiguous=contiguous, op=op, pointwise=pointwise, function=function, module=module
+        dims=dims,
+        tensor=tensor,
+        access=access,
+        contiguous=contiguous,
+        op=op,
+        pointwise=pointwise,
+        function=function,
+        module=module,
     )
 
 
@@ -85,7 +104,9 @@ def load(name, buffer, indices, strides, element="f32", offset=0, mask=None) -> 
     values = ", ".join([buffer, *indices, *([mask] if mask else [])])
     types = ", ".join([f"!tile.buf<{element}>", *["i64"] * len(indices), *(["i1"] if mask else [])])
     sizes = f"array<i32: 1, {len(indices)}, {int(bool(mask))}>"
-    properties = f"strides=#graph.dims<{dims(strides)}>, offset=#graph.dims<{dims([offset])}>, operandSegmentSizes={sizes}"
+    properties = (
+        f"strides=#graph.dims<{dims(strides)}>, offset=#graph.dims<{dims([offset])}>, operandSegmentSizes={sizes}"
+    )
     return f'{name} = "tile.load"({values}) <{{{properties}}}> : ({types}) -> {element}\n'
 
 

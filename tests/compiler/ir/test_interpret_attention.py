@@ -22,7 +22,7 @@ def eager(q, k, v, bias, causal):
 
 
 def head_strides(length):
-    """(batch, length, head, feature) in memory, read as (batch, head, position, feature), as a model's projections are."""
+    """(batch, length, head, feature) in memory, as projections are, read as (batch, head, position, feature)."""
     return [length * H * D, D, H * D, 1]
 
 

@@ -50,7 +50,11 @@ def test_map_with_index_dim_select_and_several_results(ir):
 %r = arith.select %c, %a, %z : f32
 %p = arith.muli %i, %n : i64"""
     body = ir.pointwise(
-        ("%m", "%q"), [("%x", t, "f32", [6, 1])], ["s0", 6], (lines, ["%r", "%p"], ["f32", "i64"]), [t, ir.tensor(["s0", 6], "i64")]
+        ("%m", "%q"),
+        [("%x", t, "f32", [6, 1])],
+        ["s0", 6],
+        (lines, ["%r", "%p"], ["f32", "i64"]),
+        [t, ir.tensor(["s0", 6], "i64")],
     )
     returned = [("%m", t, ["s0", 6], [6, 1]), ("%q", ir.tensor(["s0", 6], "i64"), ["s0", 6], [6, 1])]
     m = ir.module(ir.function({"%x": t}, body, returned, ["s0"]))
@@ -67,7 +71,8 @@ def reduce_program(ir, kinds, shape, reduced, element="f32"):
     outs = [ir.tensor(kept, "i64" if k.startswith("arg") else element) for k in kinds]
     names = [f"%r{i}" for i in range(len(kinds))]
     body = ir.pointwise(
-        names, [("%x", t, element, ir.contiguous(shape))], shape, ("", ["%a"] * len(kinds), [element] * len(kinds)), outs,
+        names, [("%x", t, element, ir.contiguous(shape))], shape,
+        ("", ["%a"] * len(kinds), [element] * len(kinds)), outs,
         kind="graph.reduce", reduced=f"#builtin.int<{reduced}>", kinds="[" + ", ".join(f'"{k}"' for k in kinds) + "]",
     )  # fmt: skip
     return ir.module(ir.function({"%x": t}, body, [(n, o, kept) for n, o in zip(names, outs, strict=True)]))
@@ -111,7 +116,9 @@ def test_nan_wins_in_max_min_and_their_positions(ir):
 
 
 def test_reduction_of_nothing_gives_the_identity(ir):
-    got = run_graph(reduce_program(ir, ["add", "mul", "max", "min", "argmax"], [2, 0], 1), [np.empty((2, 0), np.float32)])
+    got = run_graph(
+        reduce_program(ir, ["add", "mul", "max", "min", "argmax"], [2, 0], 1), [np.empty((2, 0), np.float32)]
+    )
     assert [g[0] for g in got] == [0.0, 1.0, -np.inf, np.inf, 0]
     got = run_graph(reduce_program(ir, ["add", "max", "and"], [2, 0], 1, "i32"), [np.empty((2, 0), np.int32)])
     assert [g[0] for g in got] == [0, np.iinfo(np.int32).min, -1]
@@ -164,7 +171,9 @@ def test_contract_of_integers_bf16_and_nothing(ir):
     got = run_graph(contract_text(ir, *args, element="bf16"), [tx, ty])[0]
     np.testing.assert_array_equal(got, (tx.double() @ ty.double()).float().bfloat16().float().numpy())
     empty = contract_text(ir, [3, 0], [0, 5], [3, 5, 0], (0, 1, 1, 1), [1, 0, 1], [0, 1, 5], [3, 5])
-    np.testing.assert_array_equal(run_graph(empty, [np.empty((3, 0), np.float32), np.empty((0, 5), np.float32)])[0], np.zeros((3, 5)))
+    np.testing.assert_array_equal(
+        run_graph(empty, [np.empty((3, 0), np.float32), np.empty((0, 5), np.float32)])[0], np.zeros((3, 5))
+    )
     rows = contract_text(ir, [0, 4], [4, 5], [0, 5, 4], (0, 1, 1, 1), [4, 0, 1], [0, 1, 5], [0, 5])
     assert run_graph(rows, [np.empty((0, 4), np.float32), noise((4, 5))])[0].shape == (0, 5)
 
@@ -188,7 +197,9 @@ def test_scatter_with_duplicates(ir, kind):
     for p, v in zip(where, values, strict=True):
         want[p] = combine(want[p], v)
     before = init.copy()
-    np.testing.assert_array_equal(run_graph(scatter_program(ir, kind), [init, where, values])[0], want.astype(np.float32))
+    np.testing.assert_array_equal(
+        run_graph(scatter_program(ir, kind), [init, where, values])[0], want.astype(np.float32)
+    )
     np.testing.assert_array_equal(init, before)
 
 
@@ -202,7 +213,12 @@ def test_concat_of_views(ir):
     tx, ty, to = ir.tensor([3, 4]), ir.tensor([2, 3]), ir.tensor([3, 6])
     text = ir.op(
         "graph.concat", ["%c"], [("%x", tx), ("%y", ty)],
-        {"axis": "#builtin.int<1>", "extents": "#graph.dims<[4, 2]>", "accesses": f"[{ir.access([4, 1])}, {ir.access([1, 3])}]"}, [to],
+        {
+            "axis": "#builtin.int<1>",
+            "extents": "#graph.dims<[4, 2]>",
+            "accesses": f"[{ir.access([4, 1])}, {ir.access([1, 3])}]",
+        },
+        [to],
     )  # fmt: skip
     m = ir.module(ir.function({"%x": tx, "%y": ty}, text, [("%c", to, [3, 6])]))
     np.testing.assert_array_equal(run_graph(m, [x, y])[0], np.concatenate([x, y.T], 1))
@@ -237,9 +253,15 @@ def test_random_numbers_in_a_body(ir):
 %n = "graph.random"(%s, %i) <{kind="normal"}> : (i64, i64) -> f32
 %b = "graph.random"(%s, %i) <{kind="bits"}> : (i64, i64) -> i64"""
     body = ir.pointwise(
-        ("%x", "%y", "%z"), [], [1000], (lines, ["%u", "%n", "%b"], ["f32", "f32", "i64"]), [o, o, ir.tensor([1000], "i64")]
+        ("%x", "%y", "%z"),
+        [],
+        [1000],
+        (lines, ["%u", "%n", "%b"], ["f32", "f32", "i64"]),
+        [o, o, ir.tensor([1000], "i64")],
     )
-    m = ir.module(ir.function({}, body, [("%x", o, [1000]), ("%y", o, [1000]), ("%z", ir.tensor([1000], "i64"), [1000])]))
+    m = ir.module(
+        ir.function({}, body, [("%x", o, [1000]), ("%y", o, [1000]), ("%z", ir.tensor([1000], "i64"), [1000])])
+    )
     u, n, b = run_graph(m, [])
     assert (u >= 0).all() and (u < 1).all() and abs(u.mean() - 0.5) < 0.03
     assert abs(n.mean()) < 0.1 and abs(n.std() - 1) < 0.1
@@ -312,3 +334,12 @@ def test_unsigned_bytes_come_in_as_they_are(ir):
     m = ir.module(ir.function({"%x": t}, body, [("%m", o, [4])]))
     for x in (np.array([0, 127, 128, 255], np.uint8), torch.tensor([0, 127, 128, 255], dtype=torch.uint8)):
         np.testing.assert_array_equal(run_graph(m, [x])[0], [0, 127, 128, 255])
+
+
+def test_assign_of_another_shape_keeps_the_order_of_elements(ir):
+    a, b = ir.tensor([2, 3]), ir.tensor([6])
+    body = f'"graph.assign"(%x, %y) : ({a}, {b}) -> ()\n'
+    m = ir.module(ir.function({"%x": a, "%y": b}, body, [("%y", b, [6])]))
+    x, y = torch.zeros(3, 2).t(), noise((6,))
+    run_graph(m, [x, y])
+    np.testing.assert_array_equal(x.numpy(), y.reshape(2, 3))

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from luban.compiler.ir import interpret_tile
-from luban.compiler.ir.interpret_tile import find_kernels, run_kernel
+from luban.compiler.ir.interpret_tile import run_kernel
 from luban.compiler.ir.numeric_types import round_to_bf16
+from luban.compiler.ir.tile import find_kernels
 from luban.errors import ConfigError, LubanError, VerificationError
 
 
@@ -76,7 +77,14 @@ def test_vector_reductions_start_from_init(tl, execution, kind, op):
 def test_serial_loops_inside_lanes_carry_per_lane(tl, execution):
     """y[i] = x[i] ** 5, by a serial loop inside a vector loop."""
     body = tl.number("%c0", 0) + tl.number("%n", 8) + tl.number("%five", 5) + tl.number("%one", "1.0", "f32")
-    inner = tl.loop("%p", "%c0", "%five", "serial", "%w = arith.mulf %acc, %v : f32\n", [("%r", "%acc", "%one", "f32", "none", "%w")])
+    inner = tl.loop(
+        "%p",
+        "%c0",
+        "%five",
+        "serial",
+        "%w = arith.mulf %acc, %v : f32\n",
+        [("%r", "%acc", "%one", "f32", "none", "%w")],
+    )
     step = tl.load("%v", "%x", ["%i"], [1]) + inner + tl.store("%r", "%y", ["%i"], [1])
     x, y = noise(8), np.zeros(8, np.float32)
     run(tl, tl.kernel({"%x": "f32", "%y": "f32"}, body + tl.loop("%i", "%c0", "%n", "vector", step)), [x, y])
@@ -98,7 +106,11 @@ def test_bounds_that_differ_by_iteration_run_one_by_one(tl):
 def test_masks_keep_loads_and_stores_inside(tl, execution):
     body = tl.number("%c0", 0) + tl.number("%n", 16)
     step = "%ok = arith.cmpi slt, %i, %s0 : i64\n" + tl.load("%v", "%x", ["%i"], [1], mask="%ok")
-    step += "%w = arith.addf %v, %v : f32\n" + tl.store("%w", "%y", ["%i"], [1], mask="%ok") + tl.store("%v", "%z", ["%i"], [1])
+    step += (
+        "%w = arith.addf %v, %v : f32\n"
+        + tl.store("%w", "%y", ["%i"], [1], mask="%ok")
+        + tl.store("%v", "%z", ["%i"], [1])
+    )
     text = tl.kernel({"%x": "f32", "%y": "f32", "%z": "f32"}, body + tl.loop("%i", "%c0", "%n", "vector", step), ["s0"])
     for n in (0, 5, 16):
         x, y, z = noise(n), np.full(n, 9, np.float32), np.full(16, 9, np.float32)
@@ -140,7 +152,9 @@ def test_an_access_outside_names_operation_and_index(tl, execution, what):
     step = tl.load("%w", "%x", ["%i"], [2], offset=-1) if what == "load" else tl.store("%v", "%x", ["%i"], [2])
     text = tl.kernel({"%x": "f32"}, body + tl.loop("%i", "%c0", "%n", "vector", step))
     reached = "-1" if what == "load" else "8"
-    with pytest.raises(VerificationError, match=f"tile.{what} in kernel k .* reaches element {reached} of buffer 0 of k, which has 8"):
+    with pytest.raises(
+        VerificationError, match=f"tile.{what} in kernel k .* reaches element {reached} of buffer 0 of k, which has 8"
+    ):
         run(tl, text, [noise(8)])
 
 
@@ -177,13 +191,16 @@ def test_random_numbers_are_those_of_graph_random(tl):
 def pack_text(tl, source, base, outer, k, target, strides, panel, kk, element="f32", to="f32"):
     return (
         f'"tile.pack"({source}, {base}, {outer}, {k}, {target}) <{{strides=#graph.dims<{tl.dims(strides)}>, '
-        f"panel=#builtin.int<{panel}>, kk=#builtin.int<{kk}>}}> : (!tile.buf<{element}>, i64, i64, i64, !tile.buf<{to}>) -> ()\n"
+        f"panel=#builtin.int<{panel}>, kk=#builtin.int<{kk}>}}> "
+        f": (!tile.buf<{element}>, i64, i64, i64, !tile.buf<{to}>) -> ()\n"
     )
 
 
 def test_pack_layout_and_zero_padding(tl):
     body = tl.number("%base", 3) + tl.number("%outer", 5) + tl.number("%k", 3)
-    text = tl.kernel({"%x": "f32", "%y": "bf16"}, body + pack_text(tl, "%x", "%base", "%outer", "%k", "%y", [1, 5], 4, 2, to="bf16"))
+    text = tl.kernel(
+        {"%x": "f32", "%y": "bf16"}, body + pack_text(tl, "%x", "%base", "%outer", "%k", "%y", [1, 5], 4, 2, to="bf16")
+    )
     x, y = noise(18), np.full(2 * 2 * 4 * 2, np.nan, np.float32)
     run(tl, text, [x, y])
     want = np.zeros((2, 2, 4, 2), np.float32)
@@ -198,8 +215,9 @@ def dot_text(tl, body, a, b, a_strides, b_strides, a_panel, b_panel, kk, element
     ints = ", ".join(f"{k}=#builtin.int<{v}>" for k, v in names.items())
     return (
         f'"tile.dot"({a}, %abase, {b}, %bbase, %m, %n, %k) <{{a_strides=#graph.dims<{tl.dims(a_strides)}>, '
-        f'b_strides=#graph.dims<{tl.dims(b_strides)}>, unit="fma", {ints}}}> ({{\n^bb0(%acc: f32, %i: i64, %j: i64):\n{body}'
-        f'"tile.yield"() : () -> ()\n}}) : (!tile.buf<{element}>, i64, !tile.buf<{element}>, i64, i64, i64, i64) -> ()\n'
+        f'b_strides=#graph.dims<{tl.dims(b_strides)}>, unit="fma", {ints}}}> ({{\n'
+        f'^bb0(%acc: f32, %i: i64, %j: i64):\n{body}"tile.yield"() : () -> ()\n}}) '
+        f": (!tile.buf<{element}>, i64, !tile.buf<{element}>, i64, i64, i64, i64) -> ()\n"
     )
 
 
@@ -210,7 +228,11 @@ def dot_sizes(tl, abase, bbase):
 
 def test_strided_dot_with_bias_in_its_body(tl, execution):
     """c = a @ b + bias, a stored transposed."""
-    inner = tl.load("%v", "%bias", ["%j"], [1]) + "%r = arith.addf %acc, %v : f32\n" + tl.store("%r", "%c", ["%i", "%j"], [6, 1])
+    inner = (
+        tl.load("%v", "%bias", ["%j"], [1])
+        + "%r = arith.addf %acc, %v : f32\n"
+        + tl.store("%r", "%c", ["%i", "%j"], [6, 1])
+    )
     text = dot_sizes(tl, 2, 0) + dot_text(tl, inner, "%a", "%b", [1, 5], [1, 6], 0, 0, 1)
     a, b, bias, c = noise(2 + 35), noise(42, 1), noise(6, 2), np.zeros(30, np.float32)
     run(tl, tl.kernel({"%a": "f32", "%b": "f32", "%bias": "f32", "%c": "f32"}, text), [a, b, bias, c])
@@ -234,7 +256,9 @@ def test_packed_dot_reads_what_pack_wrote(tl):
 
 def test_dot_outside_its_buffer_is_named(tl):
     text = dot_sizes(tl, 1, 0) + dot_text(tl, "", "%a", "%b", [7, 1], [1, 6], 0, 0, 1)
-    with pytest.raises(VerificationError, match="tile.dot in kernel k .* reaches element 35 of buffer 0 of k, which has 35"):
+    with pytest.raises(
+        VerificationError, match="tile.dot in kernel k .* reaches element 35 of buffer 0 of k, which has 35"
+    ):
         run(tl, tl.kernel({"%a": "f32", "%b": "f32"}, text), [noise(35), noise(42)])
 
 

@@ -65,5 +65,6 @@ def test_conform_rounds_wraps_and_takes_the_lowest_bit():
 
 
 def test_importing_the_interpreters_imports_no_torch():
-    code = "import sys, luban.compiler.ir.interpret_graph, luban.compiler.ir.interpret_tile; sys.exit('torch' in sys.modules)"
+    modules = "luban.compiler.ir.interpret_graph, luban.compiler.ir.interpret_tile"
+    code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

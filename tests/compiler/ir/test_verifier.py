@@ -1,5 +1,7 @@
 """One broken module for every rule, with the message that names the operation and the rule."""
 
+# ruff: noqa: E501 - IR text reads better unbroken
+
 from __future__ import annotations
 
 import pytest
@@ -53,7 +55,14 @@ def concat(axis=0, extents="[4, 4]", accesses=f"{A}, {A}", out="!graph.tensor<[8
 Q = "!graph.tensor<[1, 1, 2, 2], f32>"
 
 
-def attention(count=3, domain="[1, 1, 2, 2, 2]", strides="[4, 4, 2, 1]", access="#graph.access", out=Q, lse="!graph.tensor<[1, 1, 2], f32>"):
+def attention(
+    count=3,
+    domain="[1, 1, 2, 2, 2]",
+    strides="[4, 4, 2, 1]",
+    access="#graph.access",
+    out=Q,
+    lse="!graph.tensor<[1, 1, 2], f32>",
+):
     one = f"{access}<{strides} + 0>" if access == "#graph.access" else access
     return (
         f'%q = "graph.concat"() <{{axis=#builtin.int<0>, extents=#graph.dims<[]>, accesses=[]}}> : () -> !graph.tensor<[0, 1, 2, 2], f32>\n'
@@ -84,7 +93,7 @@ GRAPH_RULES = [
     ("graph.map breaks its rule: it has one stride for each dim of its domain", graph_map(accesses="#graph.access<[1, 1] + 0>")),
     ("graph.map breaks its rule: it stays inside its operand \\(reads elements 1 to 4 of 4\\)", graph_map(accesses="#graph.access<[1] + 1>")),
     ("graph.map breaks its rule: it stays inside its operand \\(reads elements -1 to 2 of 4\\)", graph_map(accesses="#graph.access<[-1] + 2>")),
-    ("graph.map breaks its rule: it passes each operand to its body", graph_map(arguments="")),
+    ("graph.map breaks its rule: it passes each operand to its body", graph_map(arguments="%a: f32, %b: f32")),
     ("graph.map breaks its rule: it passes operands to its body by their element type", graph_map(arguments="%a: f64", vt="f64")),
     ("graph.map breaks its rule: it yields one value for each result", graph_map(value="%a, %a", vt="f32, f32")),
     ("graph.map breaks its rule: it gives results of its domain's shape \\[4\\]", graph_map(out="!graph.tensor<[5], f32>")),
@@ -95,7 +104,8 @@ GRAPH_RULES = [
     ("graph.load breaks its rule: it reads a tensor that the body receives whole",
      graph_map("%x, %i", f"{T}, !graph.tensor<[4], i64>", accesses=f"{A}, {A}", arguments="%a: f32, %b: i64", body=LOAD)),
     ("graph.load breaks its rule: it gives the element type of its table",
-     graph_map("%x, %i", f"{T}, !graph.tensor<[4], i64>", accesses=f"#graph.indirect, {A}", arguments=f"%a: {T}, %b: i64", body=TABLE)),
+     graph_map("%x, %i", f"{T}, !graph.tensor<[4], i64>", accesses=f"#graph.indirect, {A}", arguments=f"%a: {T}, %b: i64", body=TABLE,
+               value="%n", vt="f64")),
     ("graph.random breaks its rule: it has a kind among uniform, normal, bits",
      graph_map(body=INDEX % 0 + '%q = "graph.random"(%n, %n) <{kind="poisson"}> : (i64, i64) -> f32\n')),
     ("graph.random breaks its rule: it gives f32, or i64 when its kind is bits",
@@ -131,7 +141,10 @@ GRAPH_RULES = [
     ("graph.attention_backward breaks its rule: it has 6 operands and an optional bias", backward(count=5)),
     ("graph.attention_backward breaks its rule: it gives gradients over", backward(grad="!graph.tensor<[1, 1, 4], f32>")),
     ("graph.attention_backward breaks its rule: it has five dims in its domain", backward(domain="[1]")),
-    ("graph.assign breaks its rule: it assigns a value of its target's type",
+    ("graph.assign breaks its rule: it assigns as many elements as its target has",
+     f'%e = "graph.concat"(%x, %x) <{{axis=#builtin.int<0>, extents=#graph.dims<[4, 4]>, accesses=[{A}, {A}]}}> : ({T}, {T}) '
+     f'-> !graph.tensor<[8], f32>\n"graph.assign"(%x, %e) : ({T}, !graph.tensor<[8], f32>) -> ()\n'),
+    ("graph.assign breaks its rule: it assigns a value of its target's element type",
      f'"graph.assign"(%x, %i) : ({T}, !graph.tensor<[4], i64>) -> ()\n'),
     ("graph.assign breaks its rule: it writes into an argument of its function",
      graph_map() + f'"graph.assign"(%m, %x) : ({T}, {T}) -> ()\n'),
@@ -157,14 +170,20 @@ def test_the_unbroken_forms_are_accepted(text):
 
 def test_return_rules():
     two = HEAD + END.replace("accesses=[", f"accesses=[{A}, ")
-    with pytest.raises(VerificationError, match="graph.return breaks its rule: it has one shape and one access for each value"):
+    with pytest.raises(
+        VerificationError, match="graph.return breaks its rule: it has one shape and one access for each value"
+    ):
         verify(parse(two))
     with pytest.raises(VerificationError, match="graph.return breaks its rule: it stays inside its operand"):
         verify(parse(HEAD + END.replace("dims<[4]>]", "dims<[5]>]")))
     with pytest.raises(VerificationError, match="graph.return breaks its rule: it shows values through"):
         verify(parse(HEAD + END.replace("[#graph.dims<[4]>]", '["4"]')))
     with pytest.raises(VerificationError, match="graph.func breaks its rule: it ends with graph.return"):
-        verify(parse(f'"graph.func"() <{{sym_name="f"}}> ({{\n^bb0(%x: {T}):\n"graph.yield"(%x) : ({T}) -> ()\n}}) : () -> ()'))
+        verify(
+            parse(
+                f'"graph.func"() <{{sym_name="f"}}> ({{\n^bb0(%x: {T}):\n"graph.yield"(%x) : ({T}) -> ()\n}}) : () -> ()'
+            )
+        )
 
 
 FOR = (
@@ -261,4 +280,6 @@ def test_the_unbroken_tile_forms_are_accepted(text):
 ])  # fmt: skip
 def test_kernel_rules(arguments, symbols, message):
     with pytest.raises(VerificationError, match=message):
-        verify(parse(f'"tile.kernel"() <{{sym_name="k", symbols=[{symbols}]}}> ({{\n^bb0({arguments}):\n}}) : () -> ()\n'))
+        verify(
+            parse(f'"tile.kernel"() <{{sym_name="k", symbols=[{symbols}]}}> ({{\n^bb0({arguments}):\n}}) : () -> ()\n')
+        )

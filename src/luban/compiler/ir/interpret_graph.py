@@ -101,7 +101,10 @@ def _assign(function: graph.FuncOp, target: SSAValue, value: np.ndarray, inputs:
     if target not in arguments:
         raise VerificationError("graph.assign breaks its rule: it writes into an argument of its function")
     assert isinstance(target.type, TensorType)
-    write_back(inputs[arguments.index(target)], value, target.type.dtype)
+    given = inputs[arguments.index(target)]
+    write_back(
+        given, value.reshape(tuple(given.shape)), target.type.dtype
+    )  # the shapes may differ, the elements do not
 
 
 def run_block(block: Block, frame: Frame) -> list[np.ndarray]:

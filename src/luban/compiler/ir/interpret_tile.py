@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from luban import symbolic
@@ -52,11 +51,6 @@ def run_kernel(kernel: tile.KernelOp, buffers: Sequence[np.ndarray], symbols: Ma
         array = machine.values[argument].array
         if not np.shares_memory(array, given):  # bf16 buffers are rounded into a copy
             given[...] = array
-
-
-def find_kernels(module: Operation) -> list[tile.KernelOp]:
-    """The kernels of a module, in order."""
-    return [op for op in module.ops if isinstance(op, tile.KernelOp)] if isinstance(module, ModuleOp) else []
 
 
 class Machine:

@@ -6,8 +6,8 @@ what that becomes: vector lanes and masks on a CPU, block dimensions and program
 
 from __future__ import annotations
 
-from xdsl.dialects.builtin import ArrayAttr, IntAttr, StringAttr, f32, i1
-from xdsl.ir import Dialect
+from xdsl.dialects.builtin import ArrayAttr, IntAttr, ModuleOp, StringAttr, f32, i1
+from xdsl.ir import Dialect, Operation
 from xdsl.irdl import (
     AttrSizedOperandSegments,
     IRDLOperation,
@@ -271,6 +271,11 @@ class KernelOp(IRDLOperation):
             buffers >= 0 and types[buffers:] == [INDEX] * len(self.symbols),
             "takes one i64 for each of its symbols last",
         )
+
+
+def find_kernels(module: Operation) -> list[KernelOp]:
+    """The kernels of a module, in order."""
+    return [op for op in module.ops if isinstance(op, KernelOp)] if isinstance(module, ModuleOp) else []
 
 
 TILE = Dialect(

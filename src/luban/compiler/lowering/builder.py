@@ -98,11 +98,10 @@ class KernelBuilder:
     ) -> Iterator[Loop]:
         """A loop; what is built inside the `with` becomes its body, `results` are set when it ends."""
         body = Block(arg_types=[INDEX, *(v.type for v in init)])
-        outer, self._block = self._block, body
         loop = Loop(body.args[0], body.args[1:])
-        yield loop
-        self.insert(tile.YieldOp.create(operands=list(loop.yields)))
-        self._block = outer
+        with self.inside(body):
+            yield loop
+            self.insert(tile.YieldOp.create(operands=list(loop.yields)))
         op = tile.ForOp.create(
             operands=[lower, upper, *init],
             result_types=[v.type for v in init],
@@ -111,6 +110,13 @@ class KernelBuilder:
         )
         self.insert(op)
         loop.results = op.results
+
+    @contextmanager
+    def inside(self, block: Block) -> Iterator[None]:
+        """What is built inside the `with` goes into `block`."""
+        outer, self._block = self._block, block
+        yield
+        self._block = outer
 
     def alloc(self, elements: Dim, dtype: Attribute) -> SSAValue:
         """Scratch memory of the current iteration."""

@@ -16,6 +16,7 @@ import numpy as np
 from xdsl.dialects.builtin import ModuleOp
 
 from luban.compiler.ir.text import to_text, verify
+from luban.compiler.ir.tile import find_kernels
 from luban.compiler.passes.registry import Pass, create
 from luban.errors import ConfigError, LubanError, VerificationError
 
@@ -153,32 +154,58 @@ def bisect(
 ) -> Culprit | None:
     """Interprets the module after each pass and names the first pass that changes a result, breaks a rule or fails.
 
-    Works on a copy; neither the module nor the inputs change. `inputs` and `symbols` are those of `run_graph`; results
-    and inputs that the program assigns are compared with the unchanged module's, errors relative to the largest finite
-    magnitude of the array. Gives None when every pass keeps every result within `tolerance`.
+    Works on a copy; neither the module nor the inputs change. `inputs` and `symbols` are those of `run_graph`, or of
+    `run_kernel` for a module that holds one kernel. Results and inputs that the program assigns are compared with the
+    unchanged module's, errors relative to the largest finite magnitude of the array. Gives None when every pass keeps
+    every result within `tolerance`. Raises ConfigError for a pass that turns the graph into kernels.
     """
     listed = parse_pipeline(passes) if isinstance(passes, str) else list(passes)
     copy = module.clone()
     want = _interpret(copy, inputs, symbols)
+    holds_kernels = bool(find_kernels(copy))
     for position, p in enumerate(listed):
-        try:
-            p.apply(copy)
-            verify(copy)
-            got = _interpret(copy, inputs, symbols)
-        except LubanError as error:
-            return Culprit(position, p.name, str(error))
-        except Exception as error:  # a pass with a defect may fail in any way, and this is what the caller looks for
-            return Culprit(position, p.name, f"it fails with {type(error).__name__}: {error}")
-        reason = _difference(want, got, tolerance)
+        reason = _after(p, copy, want, holds_kernels, inputs, symbols, tolerance)
         if reason:
             return Culprit(position, p.name, reason)
     return None
 
 
+def _after(
+    p: Pass,
+    module: ModuleOp,
+    want: dict[str, np.ndarray],
+    holds_kernels: bool,
+    inputs: Sequence[Any],
+    symbols: Mapping[str, int] | None,
+    tolerance: float,
+) -> str:
+    """Applies a pass and says what is wrong with the module after it, or ''."""
+    try:
+        p.apply(module)
+        verify(module)
+        lowered = find_kernels(module) and not holds_kernels
+        got = want if lowered else _interpret(module, inputs, symbols)
+    except LubanError as error:
+        return str(error)
+    except Exception as error:  # a pass with a defect may fail in any way, and this is what the caller looks for
+        return f"it fails with {type(error).__name__}: {error}"
+    if lowered:
+        raise ConfigError(
+            f"the pass {p.name} turns the graph into kernels, which take other inputs; bisect the passes before it"
+        )
+    return _difference(want, got, tolerance)
+
+
 def _interpret(module: ModuleOp, inputs: Sequence[Any], symbols: Mapping[str, int] | None) -> dict[str, np.ndarray]:
+    """Runs the module's graph.func, or its only kernel; gives the results and what the inputs are afterwards."""
     from luban.compiler.ir.interpret_graph import run_graph
+    from luban.compiler.ir.interpret_tile import run_kernel
 
     fresh = [x.clone() if hasattr(x, "clone") else np.array(x) for x in inputs]
+    kernels = find_kernels(module)
+    if len(kernels) == 1:
+        run_kernel(kernels[0], fresh, symbols)
+        return {f"buffer {i}": x for i, x in enumerate(fresh)}
     outputs = run_graph(module, fresh, symbols)
     found = {f"output {i}": x for i, x in enumerate(outputs)}
     for i, x in enumerate(fresh):

@@ -44,8 +44,8 @@ class Context:
 
     `width` lanes a vector and `copies` vectors are in flight (1 and 1 outside of vector loops); `masks` holds one
     `<width x i1>` a copy where not every lane is live. `symbols` maps the kernel's symbols to i64 operands, `rt` points
-    to the run's struct. `prologue` collects what belongs at the function's entry, and `preheaders` has an entry for each
-    loop around the code being written: a value known at depth d belongs into `preheaders[d]`, where it is computed once.
+    to the run's struct. `prologue` collects what belongs at the function's entry; `preheaders` has an entry for each
+    loop around the code being written: a value known at depth d belongs into `preheaders[d]`, where it is made once.
     """
 
     module: Module
@@ -71,16 +71,16 @@ class Context:
             self.fn.call("void", self.module.declare("free", "void", ["ptr"]), [("ptr", pointer)])
         self.fn.emit("ret void")
         self.fn.lines[entry_lines:entry_lines] = self.prologue
-        self.fn.lines = _flat(self.fn.lines)
+        self.fn.lines = flatten(self.fn.lines)
         self.module.add(self.fn)
 
 
-def _flat(lines: list) -> list[str]:
+def flatten(lines: list) -> list[str]:
     """Lines with the preheaders, which stand among them as lists, in their places."""
     flat: list[str] = []
     for line in lines:
         if isinstance(line, list):
-            flat += _flat(line)
+            flat += flatten(line)
         else:
             flat.append(line)
     return flat

@@ -38,10 +38,9 @@ def _add(ctx: Context, op: Any) -> None:
 @emits("arith.muli")
 def _multiply(ctx: Context, op: Any) -> None:
     a, b = (ctx.values[operand] for operand in op.operands)
-    if a.type == "i64" and isinstance(a, Uniform) and isinstance(b, Ramp):
+    if isinstance(a, Uniform) and isinstance(b, Ramp):
         a, b = b, a
-    whole = isinstance(b, Uniform) and (isinstance(a, Uniform) or (isinstance(a, Ramp) and b.number is not None))
-    if a.type == "i64" and whole:
+    if a.type == "i64" and isinstance(b, Uniform) and (isinstance(a, Uniform) or (isinstance(a, Ramp) and b.number is not None)):
         ctx.values[op.results[0]] = scale_index(ctx, a, b)
         return
     elementwise(ctx, op, lambda ctx, types, width, texts: binary(ctx, "mul", types[-1], width, *texts))
@@ -127,7 +126,7 @@ def _compare_ramp(ctx: Context, predicate: str, ramp: Ramp, bound: Uniform) -> l
     return parts
 
 
-@emits("arith.divsi", "arith.divui", "arith.remsi", "arith.remui", "arith.floordivsi")
+@emits("arith.divsi", "arith.divui", "arith.remsi", "arith.remui", "arith.floordivsi", "arith.ceildivsi", "arith.ceildivui")
 def _divide(ctx: Context, op: Any) -> None:
     """Division never traps: lanes that are switched off hold zeros, and a zero divisor counts as one."""
     kind = {"arith.floordivsi": "fdiv"}.get(op.name, op.name.removeprefix("arith."))

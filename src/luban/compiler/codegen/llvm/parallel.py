@@ -6,11 +6,12 @@ from typing import Any
 
 from xdsl.ir import SSAValue
 
+from luban.compiler.codegen.llvm.capture import captured, constants, operand, renamed
 from luban.compiler.codegen.llvm.context import Context, add, emit_block, uniform_of
 from luban.compiler.codegen.llvm.emitter import Function, Module
 from luban.compiler.codegen.llvm.lanes import function_attributes
 from luban.compiler.codegen.llvm.strips import Strip, emit_strip
-from luban.compiler.codegen.llvm.values import BYTES, Buffer, Uniform, Value, register_type
+from luban.compiler.codegen.llvm.values import BYTES, Uniform, Value
 
 PARALLEL_FOR = "luban.parallel_for"
 _THREAD = "luban.thread"
@@ -22,15 +23,15 @@ def emit_parallel(ctx: Context, op: Any) -> None:
     fn = ctx.fn
     add_parallel_for(ctx.module)
     lower, upper = uniform_of(ctx, op.lower, "a loop bound"), uniform_of(ctx, op.upper, "a loop bound")
-    captured = _captured(ctx, op)
-    listed = [_operand(value) for value in captured.values()] + [("i64", text) for text in ctx.symbols.values()]
+    outside = captured(ctx, op)
+    listed = [operand(value) for value in outside.values()] + [("i64", text) for text in ctx.symbols.values()]
     listed += [("i64", lower.text), ("ptr", ctx.rt)]
     block = fn.alloca(f"[{len(listed)} x i64]", 8)
     for number, (ty, text) in enumerate(listed):
         fn.emit(f"store {ty} {text}, ptr {_slot(fn, block, number)}, align {BYTES[ty]}")
     name = _body_name(ctx)
     ctx.module.functions[name] = ""  # holds the name while the body is written
-    _emit_body(ctx, op, name, captured, lower)
+    _emit_body(ctx, op, name, outside, lower)
     count = fn.op(f"sub nsw i64 {upper.text}, {lower.text}")
     fn.call("void", f"@{PARALLEL_FOR}", [("ptr", f"@{name}"), ("ptr", block), ("i64", count), ("ptr", ctx.rt)])
 
@@ -42,44 +43,21 @@ def _body_name(ctx: Context) -> str:
     return f"{ctx.fn.name}.p{number}"
 
 
-def _captured(ctx: Context, op: Any) -> dict[SSAValue, Value]:
-    """Values from outside that the body uses, except constants."""
-    inside = {result for inner in op.walk() for result in inner.results}
-    inside |= {arg for inner in op.walk() for region in inner.regions for block in region.blocks for arg in block.args}
-    used = {
-        operand: None for inner in op.walk() if inner is not op for operand in inner.operands if operand not in inside
-    }
-    return {value: ctx.values[value] for value in used if getattr(ctx.values[value], "number", None) is None}
-
-
-def _operand(value: Value) -> tuple[str, str]:
-    if isinstance(value, Buffer):
-        return "ptr", value.pointer
-    assert isinstance(value, Uniform)
-    return register_type(value.type), value.text
-
-
 def _slot(fn: Function, block: str, number: int) -> str:
     return block if number == 0 else fn.op(f"getelementptr i8, ptr {block}, i64 {number * _SLOT}")
 
 
-def _emit_body(ctx: Context, op: Any, name: str, captured: dict[SSAValue, Value], lower: Uniform) -> None:
+def _emit_body(ctx: Context, op: Any, name: str, outside: dict[SSAValue, Value], lower: Uniform) -> None:
     parameters = [("ptr", "ctx"), ("i64", "begin"), ("i64", "end")]
     fn = Function(ctx.module, name, "void", parameters, "internal", function_attributes(ctx.target))
-    numbers = iter(range(len(captured) + len(ctx.symbols) + 2))
+    numbers = iter(range(len(outside) + len(ctx.symbols) + 2))
 
     def next_captured(ty: str) -> str:
         return fn.op(f"load {ty}, ptr {_slot(fn, '%ctx', next(numbers))}, align {BYTES[ty]}")
 
-    values: dict[SSAValue, Value] = {
-        key: value for key, value in ctx.values.items() if getattr(value, "number", None) is not None
-    }
-    for key, value in captured.items():
-        ty, _ = _operand(value)
-        text = next_captured(ty)
-        values[key] = (
-            Buffer(value.type, text) if isinstance(value, Buffer) else Uniform(value.type, text, 0, None, value.span)
-        )  # type: ignore[union-attr]
+    values = constants(ctx)
+    for key, value in outside.items():
+        values[key] = renamed(value, next_captured(operand(value)[0]))
     symbols = {symbol: next_captured("i64") for symbol in ctx.symbols}
     first = next_captured("i64")
     start = lower if lower.number is not None else Uniform("i64", first, 0, None, lower.span)

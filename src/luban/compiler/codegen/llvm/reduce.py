@@ -14,8 +14,9 @@ def combine_parts(ctx: Context, combine: str, ty: str, width: int, parts: Sequen
     """The copies of an accumulator as one vector, pairwise."""
     level = list(parts)
     while len(level) > 1:
-        pairs = [level[i : i + 2] for i in range(0, len(level), 2)]
-        level = [combine_values(ctx, combine, ty, width, *p, unsigned) if len(p) == 2 else p[0] for p in pairs]
+        pairs = zip(level[::2], level[1::2], strict=False)
+        single = level[-1:] if len(level) % 2 else []
+        level = [combine_values(ctx, combine, ty, width, a, b, unsigned) for a, b in pairs] + single
     return level[0]
 
 

@@ -76,7 +76,7 @@ def _shape(ctx: Context, op: Any, lower: Uniform, upper: Uniform) -> Shape:
 
 
 def _strips(trip: int | None, width: int, copies: int) -> list[int]:
-    """Vectors in flight of each strip of whole vectors: for a known trip count also one for the whole vectors left over."""
+    """Vectors in flight of each strip of whole vectors; a known trip count has one more for what the first leaves."""
     if trip is None:
         return [copies]
     rest = trip % (width * copies) // width
@@ -85,7 +85,7 @@ def _strips(trip: int | None, width: int, copies: int) -> list[int]:
 
 def _joined(ctx: Context, shape: Shape, totals: list[str] | None, parts: list[list[str]]) -> list[str]:
     """One accumulator vector for each reduction, from the copies of a strip and what was there before."""
-    held = totals or [None] * len(parts)
+    held: Sequence[str | None] = totals or [None] * len(parts)
     return [
         combine_parts(ctx, c.combine, c.type, shape.width, [*p, *([t] if t else [])], c.unsigned)
         for c, t, p in zip(shape.carries, held, parts, strict=True)

@@ -31,7 +31,7 @@ def choose_copies(op: Any, width: int, trip: int | None, reduces: bool) -> int:
         return 1
     nested = any(o is not op and o.name == "tile.for" for o in inner)
     latency = reduces or nested
-    weight = sum(_cost(o.name) for o in inner)
+    weight = weight_of(op)
     most = next(
         (copies for limit, copies in (_REDUCTION_LIMITS if latency else _POINTWISE_LIMITS) if weight <= limit), 1
     )
@@ -42,6 +42,11 @@ def choose_copies(op: Any, width: int, trip: int | None, reduces: bool) -> int:
     fitting = [copies for copies in range(most, 0, -1) if trip >= width * copies]
     exact = [copies for copies in fitting if trip % (width * copies) == 0]
     return next(iter(exact or fitting), 1)
+
+
+def weight_of(op: Any) -> int:
+    """The rough number of instructions of an operation and of what lies inside it."""
+    return sum(_cost(inner.name) for inner in op.walk())
 
 
 def _cost(name: str) -> int:

@@ -201,7 +201,7 @@ class Body:
         if have == want:
             return x
         if have > want:
-            return self.op(arith.TruncIOp, (x,), element, _NO_WRAP)
+            return self.op(arith.TruncIOp, (x,), element)
         return self.op(arith.ExtUIOp if source in (torch.bool, torch.uint8) else arith.ExtSIOp, (x,), element)
 
     def load_cast(self, x: SSAValue, stored: torch.dtype, compute: torch.dtype) -> SSAValue:

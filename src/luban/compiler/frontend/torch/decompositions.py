@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._decomp import core_aten_decompositions
+from torch._decomp import core_aten_decompositions, decomposition_table
 
 from luban.compiler.frontend.torch import rules  # noqa: F401  (registers the rules)
 from luban.compiler.frontend.torch.registry import RULES
@@ -19,10 +19,11 @@ from luban.compiler.frontend.torch.registry import RULES
 @functools.cache
 def table() -> dict[Any, Callable[..., Any]]:
     """Operator overloads without a rule -> torch's decompositions into others."""
-    found = {}
-    for operator, function in core_aten_decompositions().items():
-        if isinstance(operator, torch._ops.OpOverload) and str(operator) not in RULES:
-            found[operator] = function
-    return found
+    every = {**decomposition_table, **core_aten_decompositions()}
+    return {
+        operator: function
+        for operator, function in every.items()
+        if isinstance(operator, torch._ops.OpOverload) and str(operator) not in RULES
+    }
 
 

@@ -75,7 +75,9 @@ def in_layout(cx: Builder, view: View, fake: torch.Tensor) -> View:
     Promised strides with gaps that the value does not have already (not even by expansion) become row-major.
     """
     meta = meta_of(fake)
-    if 0 in view.shape or same_layout(view.shape, view.strides, meta.strides):
+    if 0 in view.shape:
+        return moved(view, view.shape, meta.strides, 0)
+    if same_layout(view.shape, view.strides, meta.strides):
         return moved(view, view.shape, meta.strides)
     hints = [torch_dims.hint(s) for s in fake.stride()]
     small = [1 if s == 0 else n for n, s in zip(view.shape, meta.strides)]

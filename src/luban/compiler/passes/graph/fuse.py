@@ -34,11 +34,63 @@ class _Plan:
     home: dict[SSAValue, int] = field(default_factory=dict)
     readers: dict[SSAValue, list[int]] = field(default_factory=dict)
     writer: dict[SSAValue, int] = field(default_factory=dict)
+    waiting: dict[SSAValue, Operation] = field(default_factory=dict)
 
     def add(self, op: Operation) -> None:
+        """Places `op`; a map of nothing but outside values waits until somebody wants its result."""
+        if op.name == "graph.map" and not any(v in self.home for v in op.operands) and not any(r in self.targets for r in op.results):
+            self.waiting.update({r: op for r in op.results})
+            return
+        bundle = self._bundle(op)
+        if bundle and self._join_bundle([*bundle, op]):
+            return
+        for waiting in bundle:
+            self._place(waiting)
+        self._place(op)
+
+    def finish(self) -> None:
+        """Places what is still waiting: maps that only the caller wants."""
+        for op in list(dict.fromkeys(self.waiting.values())):
+            if op.results[0] in self.waiting:
+                for o in [*self._bundle(op), op]:
+                    self._place(o)
+
+    def _bundle(self, op: Operation) -> list[Operation]:
+        """The waiting maps that `op` needs, first things first."""
+        found: dict[Operation, None] = {}
+
+        def visit(o: Operation) -> None:
+            for v in o.operands:
+                source = self.waiting.get(v)
+                if source is not None and source not in found:
+                    visit(source)
+                    found[source] = None
+
+        visit(op)
+        return list(found)
+
+    def _join_bundle(self, ops: list[Operation]) -> bool:
+        """Tries to put an operation and the maps that it waits for into a group that produces its operands."""
+        needs = {self.home[v] for op in ops for v in op.operands if v in self.home}
+        before = self._before(ops, needs)
+        for g in sorted(needs, reverse=True):
+            others = self._closure(before - {g})
+            trial = self.groups[g].copy()
+            if not others >> g & 1 and all(join(trial, op, self.targets, by_shape=True) for op in ops):
+                self.groups[g] = trial
+                for op in ops:
+                    self._settle(op, g, others)
+                return True
+        return False
+
+    def _before(self, ops: list[Operation], needs: set[int]) -> set[int]:
+        """Groups that must run before: producers, and readers of what gets overwritten."""
+        return needs | {g for op in ops for r in op.results if r in self.targets for g in self.readers.get(self.targets[r], ())}
+
+    def _place(self, op: Operation) -> None:
         """Puts `op` into the first group that takes it, else into a new one."""
         needs = {self.home[v] for v in op.operands if v in self.home}
-        before = needs | {g for r in op.results if r in self.targets for g in self.readers.get(self.targets[r], ())}
+        before = self._before([op], needs)
         for g in self._candidates(op, needs):
             others = self._closure(before - {g})
             if not others >> g & 1 and join(self.groups[g], op, self.targets):
@@ -65,6 +117,7 @@ class _Plan:
         self.operations[g].append(op)
         for result in op.results:
             self.home[result] = g
+            self.waiting.pop(result, None)
             if result in self.targets:
                 self.writer[self.targets[result]] = g
         for v in op.operands:
@@ -107,6 +160,7 @@ def _fuse_block(block: Block) -> None:
             tail.append(op)
         else:
             plan.add(op)
+    plan.finish()
     order = _order(plan)
     for op in list(block.ops):
         op.detach()

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from xdsl.ir import Operation, SSAValue
 
-from luban.compiler.ir.attributes import Access, Indirect
+from luban.compiler.ir.attributes import Access, Indirect, contiguous
 from luban.compiler.passes.graph.placement import (
     Axis,
     Matcher,
@@ -18,6 +18,7 @@ from luban.compiler.passes.graph.placement import (
     match_dims,
     place,
     same_place,
+    spread,
     split_strides,
     start,
 )
@@ -26,6 +27,8 @@ from luban.symbolic import Dim, product
 MAX_MEMBERS = 48  # beyond this, live scalars outgrow the registers of every target
 MAX_COLUMN_ELEMENTS = 16384  # a column accumulator a chunk must stay in a first- or second-level cache
 LOOPS = ("graph.map", "graph.reduce")
+ATTENTION = ("graph.attention", "graph.attention_backward")
+STORES = ("contract", "attention", "attention_backward")  # kinds whose kernels take maps of their results into the store
 
 
 @dataclass
@@ -40,13 +43,19 @@ class Group:
     late: set[SSAValue] = field(default_factory=set)  # column and whole reductions: known only after the loop
     replaced: dict[SSAValue, SSAValue] = field(default_factory=dict)  # argument -> the value that takes over its memory
 
-    @property
-    def rows(self) -> list[Axis]:
-        return [a for a in self.axes if a not in (self.columns or [])]
+    def copy(self) -> Group:
+        """A copy that can be tried and thrown away (axes are shared, they never change)."""
+        members = [m.copy() for m in self.members]
+        by_op = {m.op: m for m in members}
+        produced = {v: by_op[m.op] for v, m in self.produced.items()}
+        columns = None if self.columns is None else list(self.columns)
+        return Group(self.kind, list(self.axes), members, columns, produced, set(self.late), dict(self.replaced))
 
 
 def open_group(op: Operation, targets: Mapping[SSAValue, SSAValue] = MappingProxyType({})) -> Group:
     """A group with one operation."""
+    if op.name in ATTENTION:
+        return _open_attention(op)
     if op.name not in LOOPS and op.name != "graph.contract":
         return Group(op.name)
     axes, member = start(op)
@@ -58,17 +67,45 @@ def open_group(op: Operation, targets: Mapping[SSAValue, SSAValue] = MappingProx
     return group
 
 
-def join(group: Group, op: Operation, targets: Mapping[SSAValue, SSAValue] = MappingProxyType({})) -> bool:
+def _open_attention(op: Operation) -> Group:
+    """A group around an attention: maps may take the result over (batch, head, position, feature) into their own layout.
+
+    The log-sum-exp has no features and stays outside; gradients join where queries and keys are as long as each other.
+    """
+    shape = op.results[0].type.shape  # type: ignore[attr-defined]
+    axes = [Axis(n) for n in shape]
+    member = Member(op, [[a] for a in axes], [None] * len(op.operands), spread([[a] for a in axes], contiguous(shape)))
+    group = Group(op.name.partition(".")[2], axes, [member])
+    group.produced.update({r: member for r in op.results if r.type.shape == shape})  # type: ignore[attr-defined]
+    return group
+
+
+def source_of(group: Group, value: SSAValue) -> SSAValue:
+    """The result of a group's first operation that a value of the group was computed from."""
+    member = group.produced[value]
+    while member is not group.members[0]:
+        value = next(v for v in member.op.operands if v in group.produced)
+        member = group.produced[value]
+    return value
+
+
+def join(
+    group: Group, op: Operation, targets: Mapping[SSAValue, SSAValue] = MappingProxyType({}), by_shape: bool = False
+) -> bool:
     """Adds `op` to the group if it can run in the group's loops; says whether it did.
 
-    `targets` maps values to the arguments whose memory they take over: nobody in the group may read such an argument at
+    `by_shape` lets in an operation that shares nothing with the group yet, its dimensions matched in order. `targets` maps values to the arguments whose memory they take over: nobody in the group may read such an argument at
     any place but the one that is about to be overwritten.
     """
-    if op.name not in LOOPS or len(group.members) >= MAX_MEMBERS or group.kind not in ("loop", "contract"):
+    if op.name not in LOOPS or len(group.members) >= MAX_MEMBERS or group.kind not in ("loop", *STORES):
         return False
-    if group.kind == "contract" and op.name != "graph.map":
+    if group.kind in STORES and op.name != "graph.map":
         return False
+    if group.kind in STORES[1:] and len({id(source_of(group, v)) for v in op.operands if v in group.produced}) != 1:
+        return False  # the results of an attention are stored one after the other
     lead = _lead(group, op)
+    if lead is None and by_shape and not any(v in group.produced for v in op.operands):
+        lead = (Access.of([0] * len(domain_of(op))), {}, 0)
     if lead is None:
         return False
     access, reference, offset = lead
@@ -107,7 +144,7 @@ def _lead(group: Group, op: Operation) -> tuple[Access, Strides, Dim] | None:
         writes = group.produced[operand].writes
         if best is None or len(writes) > len(best[1]):
             best = (access, writes, 0)
-    if best is not None or group.kind == "contract":
+    if best is not None or group.kind in STORES:
         return best
     for operand, access in zip(op.operands, accesses):
         if isinstance(access, Indirect):
@@ -169,7 +206,7 @@ def _role_fits(group: Group, member: Member, matcher: Matcher) -> bool:
         columns = _split_list(columns, matcher)
     covered = {a for dims in member.axes for a in dims}
     missing = [a for a in matcher.axes if a not in covered and a.size != 1]
-    if group.kind == "contract":
+    if group.kind in STORES:
         return not missing and len(matcher.axes) == len([a for a in group.axes]) + len(matcher.splits)
     opened = [a for a in matcher.axes if a.size != 1 and a not in _split_list(group.axes, matcher)]
     if opened and (columns is not None or any(m.op.name == "graph.reduce" for m in group.members)):

@@ -50,6 +50,11 @@ class Member:
     writes: Strides
     reduced: list[Axis] = field(default_factory=list)
 
+    def copy(self) -> Member:
+        """A copy whose tables can change by themselves."""
+        reads = [None if r is None else (dict(r[0]), r[1]) for r in self.reads]
+        return Member(self.op, [list(a) for a in self.axes], reads, dict(self.writes), list(self.reduced))
+
     def apply(self, split: Split) -> None:
         for group in self.axes:
             if split.axis in group:
@@ -128,6 +133,10 @@ class Matcher:
         self.splits: list[Split] = []
         self.used: set[Axis] = set()
 
+    def has_stride(self, stride: Dim) -> bool:
+        """Whether a free axis moves the reference value by this stride."""
+        return any(s == stride and a not in self.used for a, s in self.reference.items())
+
     def by_stride(self, size: Dim, stride: Dim) -> list[Axis] | None:
         """The axes that a dimension of this size and stride over the reference value covers, major first."""
         taken: list[Axis] = []
@@ -186,11 +195,15 @@ def match_dims(op: Operation, matcher: Matcher, access: Access) -> list[list[Axi
     """
     domain = domain_of(op)
     result: list[list[Axis] | None] = [[] if n == 1 else None for n in domain]
-    for d, (n, s) in enumerate(zip(domain, access.strides)):
-        if n != 1 and s != 0:
-            result[d] = matcher.by_stride(n, s)
-            if result[d] is None:
-                return None
+    moving = [d for d, (n, s) in enumerate(zip(domain, access.strides)) if n != 1 and s != 0]
+    while moving:  # splitting for an inner dimension gives the axis that an outer one needs
+        ready = next((d for d in reversed(moving) if matcher.has_stride(access.strides[d])), None)
+        if ready is None:
+            return None
+        result[ready] = matcher.by_stride(domain[ready], access.strides[ready])
+        if result[ready] is None:
+            return None
+        moving.remove(ready)
     for d in reversed(range(len(domain))):
         if result[d] is None:
             result[d] = matcher.in_order(domain[d])
@@ -207,8 +220,3 @@ def _after_last(matcher: Matcher, outer: list[list[Axis]]) -> int:
     """Where a new axis goes: behind every axis of the dimensions outside it, before those of later dimensions."""
     placed = [matcher.axes.index(a) for group in outer for a in group]
     return max(placed, default=len(matcher.axes) - 1) + 1
-
-
-def operand_index(op: Operation, value: SSAValue) -> list[int]:
-    """Positions at which `op` takes `value`."""
-    return [i for i, v in enumerate(op.operands) if v is value]

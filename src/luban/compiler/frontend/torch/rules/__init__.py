@@ -12,6 +12,7 @@ from luban.compiler.frontend.torch.rules import (  # noqa: F401
     convolution,
     creation,
     embedding,
+    embedding_bag,
     indexing,
     losses,
     norms,

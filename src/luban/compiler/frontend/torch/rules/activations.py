@@ -133,12 +133,12 @@ def softshrink(cx: Builder, node: Node, x: View, lambd: Any = 0.5) -> View:
 
 @rule("aten.log_sigmoid_forward.default")
 def log_sigmoid_forward(cx: Builder, node: Node, x: View) -> tuple[View, View]:
-    meta = cx.metas(node)[0]
-    assert meta is not None
+    meta, buffer = cx.metas(node)
+    assert meta is not None and buffer is not None
     value = cx.elementwise(
         lambda b, v: b.neg(stable_softplus(b, b.neg(v))), [x], COMPUTE[meta.dtype], None, meta.shape, meta.dtype, meta.order
     )
-    return value, cx.fill(0, (0,), meta.dtype)  # the buffer is not used on CPUs
+    return value, cx.fill(0, buffer.shape, buffer.dtype)  # which our backward rule does not read
 
 
 @rule("aten.glu.default")

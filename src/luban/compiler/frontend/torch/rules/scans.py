@@ -19,18 +19,22 @@ SHORT = 512  # up to here each sum is taken from the start, in one pass; beyond,
 
 @rule("aten.cumsum.default")
 def cumsum(cx: Builder, node: Node, x: View, dim: int, *, dtype: Any = None) -> View:
-    meta = cx.meta(node)
+    result = cx.meta(node).dtype
     if not x.shape:
-        return cx.cast(x, meta.dtype)
-    d, compute = dim % len(x.shape), COMPUTE[meta.dtype]
+        return cx.cast(x, result)
+    return cx.cast(running_sums(cx, x, dim % len(x.shape), COMPUTE[result]), result)
+
+
+def running_sums(cx: Builder, x: View, d: int, compute: torch.dtype) -> View:
+    """Element i of a row is the sum of the row up to i."""
     n = x.shape[d]
     if not isinstance(n, int) or n <= SHORT:
-        return cx.cast(_from_start(cx, x, d, compute), meta.dtype)
+        return _from_start(cx, x, d, compute)
     current, reach = cx.cast(x, compute), 1
     while reach < n:
         current = _doubled(cx, current, d, reach)
         reach *= 2
-    return cx.cast(current, meta.dtype)
+    return current
 
 
 def _from_start(cx: Builder, x: View, d: int, compute: torch.dtype) -> View:

@@ -138,7 +138,8 @@ def index_fill(cx: Builder, node: Node, x: View, dim: int, index: View, value: A
 
 def _index_write(cx: Builder, x: View, dim: int, index: View, source: Operand, kind: str) -> View:
     if not x.shape:
-        raise Unsupported("a tensor without dims")
+        source = unsqueeze(source, 0) if isinstance(source, View) and not source.shape else source
+        return cx.reshape(_index_write(cx, unsqueeze(x, 0), 0, index, source, kind), ())
     d, n = dim % len(x.shape), len(x.shape)
     flat = index if index.shape else unsqueeze(index, 0)
     shape = (*x.shape[:d], flat.shape[0], *x.shape[d + 1 :])

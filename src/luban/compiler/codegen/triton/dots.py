@@ -1,0 +1,249 @@
+"""tile.dot -> tl.dot on blocks, tile.pack -> nothing where every dot can read its source, else a copy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from xdsl.dialects.builtin import BFloat16Type, Float16Type, Float32Type, f32, i8, i32, i64
+from xdsl.ir import Attribute, Operation, SSAValue
+
+from luban.compiler.codegen.triton.context import Context, Lanes, emit_block, emits
+from luban.compiler.codegen.triton.expressions import (
+    ADD, ATOM, MUL, Value, binary, literal, plain_number, tl_type,
+)  # fmt: skip
+from luban.compiler.codegen.triton.extents import as_dim
+from luban.compiler.codegen.triton.loops import PythonLoop, as_index, counted, stored_in
+from luban.compiler.codegen.triton.memory import barrier, forget, linear, pointer
+from luban.compiler.ir import tile
+from luban.errors import ConfigError
+from luban.symbolic import Dim
+
+COPY = 32  # rows and columns of a block of a copy into packed form
+_ROW, _COLUMN, _BOTH = frozenset({0}), frozenset({1}), frozenset({0, 1})
+
+
+@dataclass(frozen=True)
+class Side:
+    """How a dot reads one operand, element (i, p): strided from `base`, or packed; rows are live below `limits`."""
+
+    buffer: SSAValue
+    base: SSAValue
+    strides: tuple[Dim, Dim]
+    panel: int
+    kk: int
+    limits: tuple[SSAValue, ...]
+    element: Attribute
+
+
+def readable_sources(kernel: tile.KernelOp) -> tuple[dict[tuple[Operation, str], tile.PackOp], frozenset[Operation]]:
+    """For dots, the pack whose source they can read directly; and the packs (and their memory) that become nothing."""
+    stored = stored_in(kernel.body.block)
+    sources: dict[tuple[Operation, str], tile.PackOp] = {}
+    gone: set[Operation] = set()
+    for pack in (op for op in kernel.walk() if isinstance(op, tile.PackOp)):
+        users = [use.operation for use in pack.target.uses if use.operation is not pack]
+        readers = [(op, side) for op in users if isinstance(op, tile.DotOp) for side in _sides_of(op, pack.target)]
+        direct = all(isinstance(op, tile.DotOp) for op in users) and pack.source not in stored
+        if direct and readers and all(_reads_all(op, side, pack) for op, side in readers):
+            sources.update(dict.fromkeys(readers, pack))
+            gone |= {pack, *([pack.target.owner] if isinstance(pack.target.owner, Operation) else [])}
+    return sources, frozenset(gone)
+
+
+def _sides_of(dot: tile.DotOp, buffer: SSAValue) -> list[str]:
+    return [side for side, value in (("a", dot.a), ("b", dot.b)) if value is buffer]
+
+
+def _reads_all(dot: tile.DotOp, side: str, pack: tile.PackOp) -> bool:
+    """Whether a dot reads the packed block from its start, in its layout, after it was packed."""
+    panel = dot.a_panel if side == "a" else dot.b_panel
+    base = dot.a_base if side == "a" else dot.b_base
+    same_k = dot.k is pack.k or (as_dim(dot.k) is not None and as_dim(dot.k) == as_dim(pack.k))
+    same = panel.data == pack.panel.data and dot.kk.data == pack.kk.data and same_k and as_dim(base) == 0
+    return same and _comes_before(pack, dot)
+
+
+def _comes_before(first: Operation, second: Operation) -> bool:
+    """Whether `first` stands in a block around `second`, before it."""
+    block, inner = first.parent_block(), second
+    while inner.parent_block() is not block:
+        parent = inner.parent_op()
+        if parent is None:
+            return False
+        inner = parent
+    return block is not None and block.get_operation_index(first) < block.get_operation_index(inner)
+
+
+def dot_type(dot: tile.DotOp) -> Attribute:
+    """The element type in which both operands are multiplied. Raises ConfigError for one that tl.dot does not take."""
+    types = {dot.a.type.dtype, dot.b.type.dtype}  # type: ignore[attr-defined]
+    if types == {i8}:
+        return i8
+    if all(isinstance(t, (Float32Type, BFloat16Type, Float16Type)) for t in types):
+        return types.pop() if len(types) == 1 else f32
+    raise ConfigError(
+        f"tile.dot multiplies {' by '.join(str(t) for t in sorted(types, key=str))}, which tl.dot does not take; "
+        "convert its operands to float32, bfloat16, float16 or int8"
+    )
+
+
+def block_sizes(ctx: Context, dot: tile.DotOp) -> tuple[int, int, int]:
+    """Rows, columns and depth of a dot's blocks."""
+    numbers = [d if isinstance(d, int) else None for d in (as_dim(dot.m), as_dim(dot.n), as_dim(dot.k))]
+    name = tl_type(dot_type(dot)).removeprefix("tl.")
+    return ctx.blocks.dot(name, *numbers)
+
+
+@emits("tile.dot")
+def _dot(ctx: Context, dot: tile.DotOp) -> None:
+    rows, columns, depth = block_sizes(ctx, dot)
+    m, n = (ctx.scalar(v, "the size of a dot") for v in (dot.m, dot.n))
+    a, b = _side(ctx, dot, "a"), _side(ctx, dot, "b")
+    with tiles(ctx, m, n, rows, columns, stored_in(dot.body.block), ctx.dot_tiles) as (i, j):
+        ctx.widest = max(ctx.widest, rows * columns)
+        total = _multiply(ctx, dot, (a, b), (i, j), depth)
+        with ctx.lanes(i, j):
+            _body(ctx, dot, total, i, j)
+
+
+def _body(ctx: Context, dot: tile.DotOp, total: str, i: Lanes, j: Lanes) -> None:
+    arguments = dot.body.block.args
+    own = i32 if dot_type(dot) == i8 else f32
+    value = Value(total, own, _BOTH)
+    ctx.values[arguments[0]] = value if arguments[0].type == own else value.to(arguments[0].type)
+    ctx.values[arguments[1]] = Value(i.index, i64, _ROW)
+    ctx.values[arguments[2]] = Value(j.index, i64, _COLUMN)
+    emit_block(ctx, dot.body.block)
+
+
+@contextmanager
+def tiles(
+    ctx: Context, m: Value, n: Value, rows: int, columns: int, stored: set[SSAValue], programs: bool
+) -> Iterator[tuple[Lanes, Lanes]]:
+    """The tiles of an m x n block, one after another or one a program of the grid's axes 1 and 2."""
+    if programs:
+        starts = [Value(f"tl.program_id({axis}).to(tl.int64)", i64) for axis in (1, 2)]
+        yield _tile_lanes(ctx, binary("*", starts[0], literal(rows, i64), MUL), binary("*", starts[1], literal(columns, i64), MUL), m, n, rows, columns)
+        return
+    zero = literal(0, i64)
+    head, name = counted(ctx, "row", zero, m, rows)
+    with PythonLoop(ctx, head, stored):
+        row = as_index(ctx, name)
+        head, name = counted(ctx, "column", zero, n, columns)
+        with PythonLoop(ctx, head, stored):
+            yield _tile_lanes(ctx, row, as_index(ctx, name), m, n, rows, columns)
+
+
+def _tile_lanes(ctx: Context, row: Value, column: Value, m: Value, n: Value, rows: int, columns: int) -> tuple[Lanes, Lanes]:
+    i = ctx.assign("i", f"({row.at(ADD)} + tl.arange(0, {rows}))[:, None]")
+    j = ctx.assign("j", f"({column.at(ADD)} + tl.arange(0, {columns}))[None, :]")
+    return (
+        Lanes(i, None if _divides(rows, m) else ctx.assign("in_m", f"{i} < {m.at(ATOM)}"), rows),
+        Lanes(j, None if _divides(columns, n) else ctx.assign("in_n", f"{j} < {n.at(ATOM)}"), columns),
+    )
+
+
+def _divides(step: int, extent: Value) -> bool:
+    return extent.number is not None and extent.number % step == 0
+
+
+def _side(ctx: Context, dot: tile.DotOp, side: str) -> Side:
+    """How an operand is read: as the dot says, or from what was to be packed."""
+    buffer, base, strides, panel, outer = (
+        (dot.a, dot.a_base, dot.a_strides, dot.a_panel, dot.m) if side == "a" else (dot.b, dot.b_base, dot.b_strides, dot.b_panel, dot.n)
+    )
+    pack = ctx.sources.get((dot, side))
+    if pack is None:
+        return Side(buffer, base, strides.data, panel.data, dot.kk.data, (), buffer.type.dtype)  # type: ignore[attr-defined]
+    same = outer is pack.outer or (as_dim(outer) is not None and as_dim(outer) == as_dim(pack.outer))
+    limits = () if same else (pack.outer,)
+    return Side(pack.source, pack.base, pack.strides.data, 0, 0, limits, pack.target.type.dtype)
+
+
+def _multiply(ctx: Context, dot: tile.DotOp, sides: tuple[Side, Side], at: tuple[Lanes, Lanes], depth: int) -> str:
+    """The sum over k of a tile, as a variable."""
+    rows, columns = at[0].size, at[1].size
+    sums = "tl.int32" if dot_type(dot) == i8 else "tl.float32"
+    total = ctx.name("total")
+    ctx.line(f"{total} = tl.zeros([{rows}, {columns}], {sums})")
+    k = ctx.scalar(dot.k, "the depth of a dot")
+    head, name = counted(ctx, "k", literal(0, i64), k, depth)
+    with PythonLoop(ctx, head, set()):
+        start = as_index(ctx, name)
+        depths = ctx.assign("p", f"{start.text} + tl.arange(0, {depth})")
+        live = None if _divides(depth, k) else f"({depths} < {k.at(ATOM)})"
+        blocks = [_operand(ctx, dot, side, lanes, depths, live, k, first) for side, lanes, first in zip(sides, at, (True, False), strict=True)]
+        options = ', input_precision="ieee"' if dot_type(dot) == f32 else ", out_dtype=tl.int32" if dot_type(dot) == i8 else ""
+        ctx.line(f"{total} = tl.dot({blocks[0]}, {blocks[1]}, {total}{options})")
+    return total
+
+
+def _operand(ctx: Context, dot: tile.DotOp, side: Side, lanes: Lanes, depths: str, live: str | None, k: Value, first: bool) -> str:
+    """One operand's block: rows by depth for the left one, depth by columns for the right one."""
+    along = "[None, :]" if first else "[:, None]"
+    outer = Value(lanes.index, i64, _ROW if first else _COLUMN)
+    inner = Value(f"{depths}{along}", i64, _COLUMN if first else _ROW)
+    base = ctx.values[side.base]
+    if side.panel:
+        index = packed_index(base, outer, inner, k, side.panel, side.kk)
+    else:
+        index = linear([(base, 1), (outer, side.strides[0]), (inner, side.strides[1])], 0)
+    masks = [m for m in (lanes.mask, f"{live}{along}" if live else None) if m]
+    masks += [f"({lanes.index} < {ctx.values[limit].at(ATOM)})" for limit in side.limits]
+    address = pointer(ctx, side.buffer, index)
+    if ctx.hazards.load(side.buffer, None):
+        barrier(ctx)
+    zero = plain_number(0, side.buffer.type.dtype)  # type: ignore[attr-defined]
+    mask = f", mask={' & '.join(masks)}, other={zero}" if masks else ""
+    text = f"tl.load({address}{mask})"
+    for ty in (side.element, dot_type(dot)):
+        if ty != side.buffer.type.dtype and not text.endswith(f".to({tl_type(ty)})"):  # type: ignore[attr-defined]
+            text += f".to({tl_type(ty)})"
+    return ctx.assign("a" if first else "b", text)
+
+
+def packed_index(base: Value, outer: Value, inner: Value, k: Value, panel: int, kk: int) -> Value:
+    """Where tile.pack puts element (outer, inner) of an operand of depth k."""
+    steps = literal(-(-k.number // kk), i64) if k.number is not None else Value(f"({k.at(ADD)} + {kk - 1}) // {kk}", i64, level=MUL)
+    size = literal(panel * kk, i64)
+    across = literal(steps.number * size.number, i64) if steps.number is not None else binary("*", steps, size, MUL)
+    parts = [(binary("//", outer, literal(panel, i64), MUL), None), (binary("//", inner, literal(kk, i64), MUL), panel * kk)]
+    rest = [(binary("%", outer, literal(panel, i64), MUL), kk), (binary("%", inner, literal(kk, i64), MUL), 1)]
+    first = binary("*", parts[0][0], across, MUL)
+    terms: list[tuple[Value, Any]] = [(base, 1), (first, 1), *parts[1:], *rest]
+    return linear([(v, s) for v, s in terms if not (kk == 1 and v.text.endswith("% 1"))], 0)
+
+
+@emits("tile.pack")
+def _pack(ctx: Context, op: tile.PackOp) -> None:
+    """Copies a block, and zeros for its padding, tile by tile."""
+    outer, k, base = (ctx.held(ctx.scalar(v, "the size of a pack")) for v in (op.outer, op.k, op.base))
+    panel, kk = op.panel.data, op.kk.data
+    with tiles(ctx, _padded(outer, panel), _padded(k, kk), COPY, COPY, {op.target}, ctx.dot_tiles) as (i, j):
+        ctx.widest = max(ctx.widest, COPY * COPY)
+        row, column = Value(i.index, i64, _ROW), Value(j.index, i64, _COLUMN)
+        index = linear([(base, 1), (row, op.strides.data[0]), (column, op.strides.data[1])], 0)
+        inside = f"({i.index} < {outer.at(ATOM)}) & ({j.index} < {k.at(ATOM)})"
+        zero = plain_number(0, op.source.type.dtype)  # type: ignore[attr-defined]
+        if ctx.hazards.load(op.source, None):
+            barrier(ctx)
+        value = ctx.assign("x", f"tl.load({pointer(ctx, op.source, index)}, mask={inside}, other={zero})")
+        if ctx.hazards.store(op.target, None):
+            barrier(ctx)
+        where = packed_index(literal(0, i64), row, column, k, panel, kk)
+        live = " & ".join(m for m in (i.mask, j.mask) if m)
+        kept = f".to({tl_type(op.target.type.dtype)})" if op.target.type.dtype != op.source.type.dtype else ""  # type: ignore[attr-defined]
+        ctx.line(f"tl.store({pointer(ctx, op.target, where)}, {value}{kept}{', mask=' + live if live else ''})")
+    forget(ctx, {op.target})
+
+
+def _padded(extent: Value, step: int) -> Value:
+    """The extent rounded up to a multiple of a step."""
+    if extent.number is not None:
+        return literal(-(-extent.number // step) * step, i64)
+    return Value(f"({extent.at(ADD)} + {step - 1}) // {step} * {step}", i64, level=MUL) if step > 1 else extent
+
+

@@ -1,0 +1,73 @@
+"""Writes tile.dot operations with their packing: what GEMM, attention and convolution share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from xdsl.dialects.builtin import IntAttr, StringAttr, f32
+from xdsl.ir import Block, Region, SSAValue
+
+from luban.compiler.ir import tile
+from luban.compiler.ir.attributes import INDEX, Dims
+from luban.compiler.lowering.builder import KernelBuilder
+from luban.kernels.register_tiles import RegisterTile
+from luban.symbolic import Dim
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A matrix in memory: element (i, p) at base + i * outer + p * k; packed panels when `panel` is not 0."""
+
+    buffer: SSAValue
+    base: SSAValue
+    outer: Dim
+    k: Dim
+    panel: int = 0
+
+
+def pack(b: KernelBuilder, t: RegisterTile, source: Matrix, panel: int, count: SSAValue, k: SSAValue, scratch: SSAValue) -> Matrix:
+    """Packs `count` rows (of a) or columns (of b) by k values into scratch memory."""
+    b.insert(
+        tile.PackOp.create(
+            operands=[source.buffer, source.base, count, k, scratch],
+            properties={"strides": Dims((source.outer, source.k)), "panel": IntAttr(panel), "kk": IntAttr(t.kk)},
+        )
+    )
+    return replace(source, buffer=scratch, base=b.dim(0), outer=0, k=0, panel=panel)
+
+
+def panel_elements(t: RegisterTile, panel: int, count: int, k: int) -> int:
+    """Scratch elements that packing `count` x `k` takes."""
+    return -(-count // panel) * panel * -(-k // t.kk) * t.kk
+
+
+def dot(
+    b: KernelBuilder,
+    t: RegisterTile,
+    left: Matrix,
+    right: Matrix,
+    extents: tuple[SSAValue, SSAValue, SSAValue],
+    body: Callable[[SSAValue, SSAValue, SSAValue], None],
+) -> None:
+    """left (m x k) times right (k x n, given as n rows): `body(sum, i, j)` writes what becomes of each result."""
+    block = Block(arg_types=[f32, INDEX, INDEX])
+    with b.inside(block):
+        body(*block.args)
+        b.insert(tile.YieldOp.create())
+    b.insert(
+        tile.DotOp.create(
+            operands=[left.buffer, left.base, right.buffer, right.base, *extents],
+            properties={
+                "a_strides": Dims((left.outer, left.k)),
+                "b_strides": Dims((right.outer, right.k)),
+                "a_panel": IntAttr(left.panel),
+                "b_panel": IntAttr(right.panel),
+                "kk": IntAttr(t.kk),
+                "unit": StringAttr(t.unit),
+                "rows": IntAttr(t.mr),
+                "columns": IntAttr(t.nr),
+            },
+            regions=[Region(block)],
+        )
+    )
