@@ -113,11 +113,11 @@ def test_integer_comparisons(tile, ty):
 @pytest.mark.parametrize("ty", INTEGERS)
 @pytest.mark.parametrize(
     "operation",
-    "addi subi muli andi ori xori maxsi minsi maxui minui divsi divui remsi remui floordivsi shli shrsi shrui".split(),
+    "addi subi muli andi ori xori maxsi minsi maxui minui divsi divui remsi remui floordivsi ceildivsi ceildivui shli shrsi shrui".split(),
 )
 def test_integer_arithmetic(tile, operation, ty, target):
     a, b = values(ty, 0), values(ty, 1)
-    if operation.startswith(("div", "rem", "floor")):
+    if operation.startswith(("div", "rem", "floor", "ceil")):
         b = torch.where(b == 0, torch.ones_like(b), b)
         b[::7] = -1 if operation.endswith("si") else 3
     if operation.startswith("sh"):
@@ -262,3 +262,29 @@ store %m, %o[%k, %i] ["s0", 1] + 0 : i1
         kernel(out, symbols=(n,))
         k, i = np.indices((n, n))
         assert np.array_equal(out, functions[predicate](i, k))
+
+
+@pytest.mark.parametrize("features", [64, 48, 20])
+@pytest.mark.parametrize("n", [192, 200, 10])
+def test_an_index_split_where_lanes_stay_together(tile, features, n):
+    """Heads and features: whole vectors where the features are a multiple of the lanes in flight, gathers elsewhere."""
+    body = f'''
+%k = "arith.constant"() <{{value = {n} : i64}}> : () -> i64
+%f = "arith.constant"() <{{value = {features} : i64}}> : () -> i64
+for parallel %t = %z to %n {{
+for vector %i = %z to %k {{
+%at = "arith.addi"(%i, %z) : (i64, i64) -> i64
+%q = "arith.divui"(%at, %f) : (i64, i64) -> i64
+%r = "arith.remui"(%at, %f) : (i64, i64) -> i64
+%x = load %a[%t, %q, %r] [{n}, 1000, 1] + 0 : f32
+store %x, %o[%t, %i] [{n}, 1] + 0 : f32
+}}
+}}
+'''
+    kernel = tile.load(tile.text(HEAD + body, "%a: f32, %o: f32", "s0"))
+    a, out = np.arange(20000, dtype=np.float32), np.zeros((3, n), np.float32)
+    kernel(a, out, symbols=(3,))
+    i = np.arange(n)
+    assert np.array_equal(out, a[np.arange(3)[:, None] * n + i // features * 1000 + i % features])
+    if features == 64 and n == 192:
+        assert "vgather" not in kernel.compiled.assembly

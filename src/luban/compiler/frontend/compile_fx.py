@@ -18,10 +18,8 @@ from luban.runtime.program import Program
 class CompiledGraph:
     """A loaded program with the constants and random seeds that it takes besides the caller's arguments.
 
-    Follows the boxed calling convention: it takes one list, which it empties, and returns a list.
+    It takes one list, which it empties, and returns a list (what AOTAutograd calls boxed).
     """
-
-    _boxed_call = True
 
     def __init__(self, program: Program, constants: Sequence[torch.Tensor]):
         self.program = program

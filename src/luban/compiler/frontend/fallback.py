@@ -43,7 +43,6 @@ def _compile_split(gm: GraphModule, target: str, name: str) -> Callable:
         args.clear()
         return split(*inputs)
 
-    run._boxed_call = True  # type: ignore[attr-defined]
     return run
 
 

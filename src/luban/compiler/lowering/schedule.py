@@ -36,7 +36,7 @@ def place_group(op: graph.GroupOp) -> Group:
     operations = [o for o in op.body.block.ops if o.name != "graph.yield"]
     group = open_group(operations[0])
     for o in operations[1:]:
-        if not join(group, o):
+        if not join(group, o, by_shape=True):
             raise AssertionError(f"{o.name} does not fit the group that it was fused into")
     return group
 

@@ -40,4 +40,4 @@ def renamed(value: Value, text: str) -> Value:
     if isinstance(value, Buffer):
         return Buffer(value.type, text)
     assert isinstance(value, Uniform)
-    return Uniform(value.type, text, 0, None, value.span)
+    return Uniform(value.type, text, 0, None, value.span, value.multiple)

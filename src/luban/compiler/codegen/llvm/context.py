@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -214,7 +215,8 @@ def add(ctx: Context, a: Uniform, b: Uniform) -> Uniform:
     if a.number == 0 or b.number == 0:
         return b if a.number == 0 else a
     span = (a.span[0] + b.span[0], a.span[1] + b.span[1]) if a.span and b.span else None
-    return _index(ctx, f"add nsw i64 {a.text}, {b.text}", max(a.depth, b.depth), span)
+    divisor = math.gcd(a.divisor, b.divisor)
+    return _index(ctx, f"add nsw i64 {a.text}, {b.text}", max(a.depth, b.depth), span, divisor)
 
 
 def multiply(ctx: Context, a: Uniform, b: Uniform) -> Uniform:
@@ -229,12 +231,12 @@ def multiply(ctx: Context, a: Uniform, b: Uniform) -> Uniform:
     if a.span and b.span:
         ends = [x * y for x in a.span for y in b.span]
         span = (min(ends), max(ends))
-    return _index(ctx, f"mul nsw i64 {a.text}, {b.text}", max(a.depth, b.depth), span)
+    return _index(ctx, f"mul nsw i64 {a.text}, {b.text}", max(a.depth, b.depth), span, a.divisor * b.divisor)
 
 
-def _index(ctx: Context, text: str, depth: int, span: tuple[int, int] | None) -> Uniform:
+def _index(ctx: Context, text: str, depth: int, span: tuple[int, int] | None, multiple: int) -> Uniform:
     with at_depth(ctx, depth) as fn:
-        return Uniform("i64", fn.op(text), depth, None, span)
+        return Uniform("i64", fn.op(text), depth, None, span, multiple)
 
 
 def dim_value(ctx: Context, dim: Dim) -> Uniform:

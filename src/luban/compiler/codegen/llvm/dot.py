@@ -207,8 +207,8 @@ def _epilogue(ctx: Context, op: Any, accumulator: str, outside: dict[SSAValue, V
         inner.prologue = fn.lines  # type: ignore[assignment]  # dims are computed where they are used
         for number, (key, held) in enumerate(outside.items()):
             inner.values[key] = renamed(held, f"%e{number}")
-        i = add(inner, Uniform("i64", "%row0"), _index(row))
-        j = add(inner, Uniform("i64", "%column0"), _index(column))
+        i = add(inner, Uniform("i64", "%row0", multiple=op.rows.data), _index(row, 1))
+        j = add(inner, Uniform("i64", "%column0", multiple=op.columns.data), _index(column, lanes))
         inner.values[block.args[0]] = Varying(accumulator, (value,)) if lanes > 1 else Uniform(accumulator, value)
         inner.values[block.args[1]] = i
         inner.values[block.args[2]] = Ramp(j, 1) if lanes > 1 else j
@@ -220,8 +220,8 @@ def _epilogue(ctx: Context, op: Any, accumulator: str, outside: dict[SSAValue, V
     return write
 
 
-def _index(text: str) -> Uniform:
-    return Uniform("i64", text) if text.startswith("%") else constant("i64", int(text))
+def _index(text: str, multiple: int) -> Uniform:
+    return Uniform("i64", text, multiple=multiple) if text.startswith("%") else constant("i64", int(text))
 
 
 @emits("tile.pack")

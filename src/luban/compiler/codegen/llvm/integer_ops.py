@@ -1,19 +1,17 @@
-"""Integer arithmetic that keeps indices cheap: ramps stay ramps, and division of small lanes is done in 32 bits."""
+"""Integer arithmetic that keeps indices cheap: ramps stay ramps, and the range of an index is kept where known."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from luban.compiler.codegen.llvm.context import Context, add, at_depth, emits, multiply, parts_of
-from luban.compiler.codegen.llvm.scalar_ops import CMPI, binary, elementwise
+from luban.compiler.codegen.llvm.context import Context, add, emits, multiply
+from luban.compiler.codegen.llvm.scalar_ops import CMPI, binary, elementwise, intrinsic
 from luban.compiler.codegen.llvm.values import (
     Ramp,
     Uniform,
     Value,
     Varying,
     constant,
-    literal,
-    scalar_type,
     splat,
     vector_type,
 )
@@ -40,7 +38,11 @@ def _multiply(ctx: Context, op: Any) -> None:
     a, b = (ctx.values[operand] for operand in op.operands)
     if isinstance(a, Uniform) and isinstance(b, Ramp):
         a, b = b, a
-    if a.type == "i64" and isinstance(b, Uniform) and (isinstance(a, Uniform) or (isinstance(a, Ramp) and b.number is not None)):
+    if (
+        a.type == "i64"
+        and isinstance(b, Uniform)
+        and (isinstance(a, Uniform) or (isinstance(a, Ramp) and b.number is not None))
+    ):
         ctx.values[op.results[0]] = scale_index(ctx, a, b)
         return
     elementwise(ctx, op, lambda ctx, types, width, texts: binary(ctx, "mul", types[-1], width, *texts))
@@ -126,90 +128,11 @@ def _compare_ramp(ctx: Context, predicate: str, ramp: Ramp, bound: Uniform) -> l
     return parts
 
 
-@emits("arith.divsi", "arith.divui", "arith.remsi", "arith.remui", "arith.floordivsi", "arith.ceildivsi", "arith.ceildivui")
-def _divide(ctx: Context, op: Any) -> None:
-    """Division never traps: lanes that are switched off hold zeros, and a zero divisor counts as one."""
-    kind = {"arith.floordivsi": "fdiv"}.get(op.name, op.name.removeprefix("arith."))
-    a, b = (ctx.values[operand] for operand in op.operands)
-    divisor = int(b.number) if isinstance(b, Uniform) and b.number is not None else None
-    span, ty = span_of(a), scalar_type(op.results[0].type)
-    if span and span[0] >= 0 and divisor is not None and divisor > 0:
-        _divide_small(ctx, op, kind, a, divisor, span)
-        return
-
-    def build(ctx: Context, types: list[str], width: int, texts: list[str]) -> str:
-        return _general_division(ctx, kind, ty, width, texts, divisor)
-
-    elementwise(ctx, op, build)
-
-
-def _divide_small(ctx: Context, op: Any, kind: str, a: Value, divisor: int, span: tuple[int, int]) -> None:
-    """By a positive number, of something known not to be negative: unsigned, and in 32 bits where that is enough."""
-    remainder = kind.startswith("rem")
-    result_span = (0, min(span[1], divisor - 1)) if remainder else (span[0] // divisor, span[1] // divisor)
-    if span[1] < divisor:
-        ctx.values[op.results[0]] = a if remainder else constant(a.type, 0)
-        return
-    word = "urem" if remainder else "udiv"
-    if isinstance(a, Uniform):
-        with at_depth(ctx, a.depth) as fn:
-            text = fn.op(f"{word} {a.type} {a.text}, {divisor}")
-        ctx.values[op.results[0]] = Uniform(a.type, text, a.depth, None, result_span)
-        return
-    narrow = "i32" if a.type == "i64" and span[1] < 1 << 31 and divisor < 1 << 31 else a.type
-    parts = []
-    for part in parts_of(ctx, a):
-        if narrow != a.type:
-            part = ctx.fn.op(f"trunc {vector_type(a.type, ctx.width)} {part} to {vector_type(narrow, ctx.width)}")
-        by = splat(ctx.fn, narrow, str(divisor), ctx.width)
-        part = ctx.fn.op(f"{word} {vector_type(narrow, ctx.width)} {part}, {by}")
-        if narrow != a.type:
-            part = ctx.fn.op(f"zext nneg {vector_type(narrow, ctx.width)} {part} to {vector_type(a.type, ctx.width)}")
-        parts.append(part)
-    ctx.values[op.results[0]] = Varying(a.type, tuple(parts), result_span)
-
-
-def _general_division(ctx: Context, kind: str, ty: str, width: int, texts: list[str], divisor: int | None) -> str:
-    vector = vector_type(ty, width)
-    a, b = texts
-    if kind in ("divui", "remui"):
-        safe = b if divisor else _replace(ctx, ty, width, b, (0,))
-        quotient = ctx.fn.op(f"udiv {vector} {a}, {safe}")
-        return quotient if kind == "divui" else _remainder(ctx, vector, a, quotient, safe)
-    if divisor not in (None, 0, -1):
-        return _signed(ctx, kind, vector, ty, width, a, b)
-    # 0 would trap, and so would the lowest number divided by -1.
-    safe = _replace(ctx, ty, width, b, (0, -1))
-    normal = _signed(ctx, kind, vector, ty, width, a, safe)
-    minus_one = ctx.fn.op(f"icmp eq {vector} {b}, {splat(ctx.fn, ty, '-1', width)}")
-    zero = splat(ctx.fn, ty, "0", width)
-    special = zero if kind == "remsi" else ctx.fn.op(f"sub {vector} {zero}, {a}")
-    return ctx.fn.op(f"select {vector_type('i1', width)} {minus_one}, {vector} {special}, {vector} {normal}")
-
-
-def _replace(ctx: Context, ty: str, width: int, text: str, numbers: tuple[int, ...]) -> str:
-    """The text with lanes equal to one of the numbers replaced by 1."""
-    vector, one = vector_type(ty, width), splat(ctx.fn, ty, "1", width)
-    for number in numbers:
-        hit = ctx.fn.op(f"icmp eq {vector} {text}, {splat(ctx.fn, ty, literal(ty, number), width)}")
-        text = ctx.fn.op(f"select {vector_type('i1', width)} {hit}, {vector} {one}, {vector} {text}")
-    return text
-
-
-def _signed(ctx: Context, kind: str, vector: str, ty: str, width: int, a: str, b: str) -> str:
-    quotient = ctx.fn.op(f"sdiv {vector} {a}, {b}")
-    if kind == "divsi":
-        return quotient
-    remainder = _remainder(ctx, vector, a, quotient, b)
-    if kind == "remsi":
-        return remainder
-    zero = splat(ctx.fn, ty, "0", width)
-    inexact = ctx.fn.op(f"icmp ne {vector} {remainder}, {zero}")
-    opposite = ctx.fn.op(f"icmp slt {vector} {ctx.fn.op(f'xor {vector} {remainder}, {b}')}, {zero}")
-    down = ctx.fn.op(f"and {vector_type('i1', width)} {inexact}, {opposite}")
-    borrow = ctx.fn.op(f"sext {vector_type('i1', width)} {down} to {vector}")
-    return ctx.fn.op(f"add {vector} {quotient}, {borrow}")
-
-
-def _remainder(ctx: Context, vector: str, a: str, quotient: str, b: str) -> str:
-    return ctx.fn.op(f"sub {vector} {a}, {ctx.fn.op(f'mul {vector} {quotient}, {b}')}")
+@emits("arith.maxsi", "arith.minsi")
+def _extreme(ctx: Context, op: Any) -> None:
+    name = op.name.removeprefix("arith.")[:3]
+    elementwise(ctx, op, lambda ctx, types, width, texts: intrinsic(ctx, f"s{name}", types[-1], width, texts))
+    a, b = (span_of(ctx.values[operand]) for operand in op.operands)
+    if a and b:
+        pick = min if name == "min" else max
+        _with_span(ctx, op, (pick(a[0], b[0]), pick(a[1], b[1])))

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from luban.compiler.codegen.llvm import checks, conversions, dot, integer_ops, loops, memory, random, scalar_ops, scratch  # noqa: F401 (they register emitters)
+from luban.compiler.codegen.llvm import (  # noqa: F401 (they register emitters)
+    checks,
+    conversions,
+    division,
+    dot,
+    integer_ops,
+    loops,
+    memory,
+    random,
+    scalar_ops,
+    scratch,
+)
 from luban.compiler.codegen.llvm.context import Context, emit_block
 from luban.compiler.codegen.llvm.emitter import Function, Module
 from luban.compiler.codegen.llvm.lanes import function_attributes

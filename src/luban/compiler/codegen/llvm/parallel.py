@@ -31,7 +31,7 @@ def emit_parallel(ctx: Context, op: Any) -> None:
         fn.emit(f"store {ty} {text}, ptr {_slot(fn, block, number)}, align {BYTES[ty]}")
     name = _body_name(ctx)
     ctx.module.functions[name] = ""  # holds the name while the body is written
-    _emit_body(ctx, op, name, outside, lower)
+    _emit_body(ctx, op, name, outside, lower, upper)
     count = fn.op(f"sub nsw i64 {upper.text}, {lower.text}")
     fn.call("void", f"@{PARALLEL_FOR}", [("ptr", f"@{name}"), ("ptr", block), ("i64", count), ("ptr", ctx.rt)])
 
@@ -47,7 +47,9 @@ def _slot(fn: Function, block: str, number: int) -> str:
     return block if number == 0 else fn.op(f"getelementptr i8, ptr {block}, i64 {number * _SLOT}")
 
 
-def _emit_body(ctx: Context, op: Any, name: str, outside: dict[SSAValue, Value], lower: Uniform) -> None:
+def _emit_body(
+    ctx: Context, op: Any, name: str, outside: dict[SSAValue, Value], lower: Uniform, upper: Uniform
+) -> None:
     parameters = [("ptr", "ctx"), ("i64", "begin"), ("i64", "end")]
     fn = Function(ctx.module, name, "void", parameters, "internal", function_attributes(ctx.target))
     numbers = iter(range(len(outside) + len(ctx.symbols) + 2))
@@ -63,11 +65,13 @@ def _emit_body(ctx: Context, op: Any, name: str, outside: dict[SSAValue, Value],
     start = lower if lower.number is not None else Uniform("i64", first, 0, None, lower.span)
     inner = Context(ctx.module, fn, ctx.target, symbols, next_captured("ptr"), values)
     entry_lines = len(fn.lines)
-    _run_chunk(inner, op, start)
+    most = upper.span[1] - lower.span[0] if lower.span and upper.span else None
+    _run_chunk(inner, op, start, None if most is None else (0, max(0, most)))
     inner.finish(entry_lines)
 
 
-def _run_chunk(ctx: Context, op: Any, start: Uniform) -> None:
+def _run_chunk(ctx: Context, op: Any, start: Uniform, iterations: tuple[int, int] | None) -> None:
+    """The loop over [start + begin, start + end), which lies within `iterations` of start."""
     block = op.body.block
 
     def body(index: Uniform, _carried: list[str]) -> list[str]:
@@ -75,7 +79,7 @@ def _run_chunk(ctx: Context, op: Any, start: Uniform) -> None:
         emit_block(ctx, block)
         return []
 
-    begin, end = Uniform("i64", "%begin"), Uniform("i64", "%end")
+    begin, end = (Uniform("i64", f"%{name}", span=iterations) for name in ("begin", "end"))
     emit_strip(ctx, Strip(add(ctx, start, begin), add(ctx, start, end), 1, certain=True), [], body)
 
 

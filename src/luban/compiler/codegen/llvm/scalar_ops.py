@@ -129,8 +129,6 @@ _INTRINSICS = {
     "arith.minimumf": ("minimum", "nsz"),
     "arith.maxnumf": ("maxnum", "nsz"),
     "arith.minnumf": ("minnum", "nsz"),
-    "arith.maxsi": ("smax", ""),
-    "arith.minsi": ("smin", ""),
     "arith.maxui": ("umax", ""),
     "arith.minui": ("umin", ""),
     "math.absf": ("fabs", ""),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -79,7 +80,8 @@ def _repeat(
     index, successor = fn.fresh("i"), fn.fresh("n")
     names = [fn.fresh("c") for _ in carried]
     slot = len(fn.lines)  # the phis go here once the values of the back edge have names
-    new = body(Uniform("i64", index, ctx.depth, None, _span(strip)), names)
+    multiple = math.gcd(strip.start.divisor, strip.step)
+    new = body(Uniform("i64", index, ctx.depth, None, _span(strip), multiple), names)
     fn.emit(f"{successor} = add nsw i64 {index}, {strip.step}")
     again = fn.op(f"icmp slt i64 {successor}, {strip.end.text}")
     latch = fn.current

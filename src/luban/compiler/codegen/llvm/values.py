@@ -22,8 +22,8 @@ FLOATS = ("float", "double", *SMALL_FLOATS)
 class Uniform:
     """One scalar, the same for every lane.
 
-    `depth` is the loop depth at which it is known, `number` its value where that is a constant, and `span` the lowest
-    and highest value it can take (integers, where known).
+    `depth` is the loop depth at which it is known, `number` its value where that is a constant, `span` the lowest and
+    highest value it can take (integers, where known), and `multiple` a number that surely divides it.
     """
 
     type: str
@@ -31,6 +31,12 @@ class Uniform:
     depth: int = 0
     number: float | int | None = None
     span: tuple[int, int] | None = None
+    multiple: int = 1
+
+    @property
+    def divisor(self) -> int:
+        """A number that surely divides it; 0 for 0, which everything divides."""
+        return self.multiple if self.number is None else abs(int(self.number))
 
 
 @dataclass(frozen=True)

@@ -144,7 +144,7 @@ def _main_end(ctx: Context, lower: Uniform, upper: Uniform, step: int) -> Unifor
             whole = fn.op(f"and i64 {count}, {-step}")
         else:
             whole = fn.op(f"sub i64 {count}, {fn.op(f'urem i64 {count}, {step}')}")
-    return add(ctx, lower, Uniform("i64", whole, distance.depth))
+    return add(ctx, lower, Uniform("i64", whole, distance.depth, multiple=step))
 
 
 def _negative(ctx: Context, value: Uniform) -> Uniform:

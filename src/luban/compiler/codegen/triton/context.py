@@ -71,6 +71,7 @@ class Context:
     skip: frozenset[Operation] = frozenset()
     sources: dict[tuple[Operation, str], Any] = field(default_factory=dict)
     dot_tiles: bool = False
+    reserved: frozenset[str] = frozenset()
 
     # ---- text
 
@@ -79,9 +80,12 @@ class Context:
 
     def name(self, hint: str) -> str:
         """A new variable."""
-        number = self.counts.get(hint, 0)
-        self.counts[hint] = number + 1
-        return f"{hint}{number}" if not hint.isalpha() or number or hint in _NUMBERED else hint
+        while True:
+            number = self.counts.get(hint, 0)
+            self.counts[hint] = number + 1
+            name = f"{hint}{number}" if number or hint in _NUMBERED else hint
+            if name not in self.reserved:
+                return name
 
     def assign(self, hint: str, text: str) -> str:
         """A new variable that holds a text's value."""

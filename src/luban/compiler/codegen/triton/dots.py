@@ -198,11 +198,10 @@ def _operand(ctx: Context, dot: tile.DotOp, side: Side, lanes: Lanes, depths: st
         barrier(ctx)
     zero = plain_number(0, side.buffer.type.dtype)  # type: ignore[attr-defined]
     mask = f", mask={' & '.join(masks)}, other={zero}" if masks else ""
-    text = f"tl.load({address}{mask})"
+    value = Value(f"tl.load({address}{mask})", side.buffer.type.dtype)  # type: ignore[attr-defined]
     for ty in (side.element, dot_type(dot)):
-        if ty != side.buffer.type.dtype and not text.endswith(f".to({tl_type(ty)})"):  # type: ignore[attr-defined]
-            text += f".to({tl_type(ty)})"
-    return ctx.assign("a" if first else "b", text)
+        value = value if value.type == ty else value.to(ty)
+    return ctx.assign("a" if first else "b", value.text)
 
 
 def packed_index(base: Value, outer: Value, inner: Value, k: Value, panel: int, kk: int) -> Value:
@@ -210,11 +209,15 @@ def packed_index(base: Value, outer: Value, inner: Value, k: Value, panel: int, 
     steps = literal(-(-k.number // kk), i64) if k.number is not None else Value(f"({k.at(ADD)} + {kk - 1}) // {kk}", i64, level=MUL)
     size = literal(panel * kk, i64)
     across = literal(steps.number * size.number, i64) if steps.number is not None else binary("*", steps, size, MUL)
-    parts = [(binary("//", outer, literal(panel, i64), MUL), None), (binary("//", inner, literal(kk, i64), MUL), panel * kk)]
-    rest = [(binary("%", outer, literal(panel, i64), MUL), kk), (binary("%", inner, literal(kk, i64), MUL), 1)]
-    first = binary("*", parts[0][0], across, MUL)
-    terms: list[tuple[Value, Any]] = [(base, 1), (first, 1), *parts[1:], *rest]
-    return linear([(v, s) for v, s in terms if not (kk == 1 and v.text.endswith("% 1"))], 0)
+    terms: list[tuple[Value, Any]] = [
+        (base, 1),
+        (binary("*", binary("//", outer, literal(panel, i64), MUL), across, MUL), 1),
+        (binary("%", outer, literal(panel, i64), MUL), kk),
+    ]
+    if kk == 1:
+        return linear([*terms, (inner, panel)], 0)
+    steps_in = binary("//", inner, literal(kk, i64), MUL)
+    return linear([*terms, (steps_in, panel * kk), (binary("%", inner, literal(kk, i64), MUL), 1)], 0)
 
 
 @emits("tile.pack")

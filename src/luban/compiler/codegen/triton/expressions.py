@@ -58,12 +58,6 @@ def tl_type(ty: Attribute) -> str:
     return f"tl.{_TL[ty]}"  # type: ignore[index]
 
 
-def torch_type(ty: Attribute) -> str:
-    """`torch.float32` for f32."""
-    name = tl_type(ty).removeprefix("tl.")
-    return f"torch.{'bool' if name == 'int1' else name}"
-
-
 def is_half(ty: Attribute) -> bool:
     """Whether arithmetic in this type is done in float32 and rounded."""
     return isinstance(ty, (BFloat16Type, Float16Type))

@@ -82,7 +82,7 @@ def _whole_block(op: Any, home: Block | None, blocks: Blocks) -> int | None:
 
 @emits("tile.alloc")
 def _alloc(ctx: Context, op: tile.AllocOp) -> None:
-    if op.buffer in ctx.scratch:  # shared between phases
+    if op.buffer in ctx.buffers:  # shared by several entries
         return
     size = variable_size(op, ctx.blocks)
     if size is not None:

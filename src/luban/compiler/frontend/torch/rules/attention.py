@@ -12,9 +12,9 @@ from xdsl.dialects.builtin import ArrayAttr, BoolAttr, FloatAttr, f32, f64
 from xdsl.ir import Operation
 
 from luban.compiler.frontend.torch.builder import Builder, tensor_type
-from luban.compiler.frontend.torch.dtypes import ELEMENT
+from luban.compiler.frontend.torch.dtypes import COMPUTE, ELEMENT
 from luban.compiler.frontend.torch.registry import Unsupported, rule
-from luban.compiler.frontend.torch.views import View, dense, expand
+from luban.compiler.frontend.torch.views import View, dense, expand, moved
 from luban.compiler.ir import graph
 from luban.compiler.ir.attributes import Dims
 from luban.symbolic import Dim
@@ -24,9 +24,41 @@ def _checked(q: View, k: View, v: View, dropout: float) -> tuple[Dim, ...]:
     """The domain (batch, heads, query length, key length, head size)."""
     if dropout:
         raise Unsupported("dropout, which torch's own decomposition replaces")
-    if q.shape[-1] != v.shape[-1] or q.shape[1] != k.shape[1] or k.shape[1] != v.shape[1]:
-        raise Unsupported("values or heads of another size than the queries'")
+    if q.shape[-1] != v.shape[-1]:
+        raise Unsupported("values of another size than the queries'")
     return q.shape[0], q.shape[1], q.shape[2], k.shape[2], q.shape[3]
+
+
+def _shared(heads: Dim, view: View) -> int:
+    """How many query heads share one head of keys or values."""
+    if heads == view.shape[1]:
+        return 1
+    if not isinstance(heads, int) or not isinstance(view.shape[1], int) or heads % view.shape[1]:
+        raise Unsupported("numbers of heads that do not divide")
+    return heads // view.shape[1]
+
+
+def _repeated(cx: Builder, view: View, heads: Dim) -> View:
+    """Keys or values with a head for each query head."""
+    times = _shared(heads, view)
+    if times == 1:
+        return view
+    n, h, t, d = view.shape
+    wide = moved(view, (n, h, times, t, d), (*view.strides[:2], 0, *view.strides[2:]))
+    return cx.reshape(wide, (n, heads, t, d))
+
+
+def _summed(cx: Builder, grad: View, like: View) -> View:
+    """The gradient of `_repeated`: a sum over the query heads that shared a head."""
+    times = _shared(grad.shape[1], like)
+    if times == 1:
+        return grad
+    n, h, t, d = like.shape
+    s = grad.strides
+    parts = moved(grad, (n, h, t, d, times), (s[0], s[1] * times, s[2], s[3], s[1]))
+    compute = COMPUTE[grad.dtype]
+    found = cx.reduce((n, h, t, d), (times,), [parts], lambda b, g: b.cast(g, grad.dtype, compute), ["add"], [compute])
+    return cx.cast(found[0], grad.dtype)
 
 
 def _properties(
@@ -59,7 +91,7 @@ def attention(
 ) -> tuple[View, View]:  # fmt: skip
     domain = _checked(q, k, v, dropout_p)
     metas = cx.metas(node)
-    operands = [q, k, v, *_bias(attn_mask, domain)]
+    operands = [q, _repeated(cx, k, q.shape[1]), _repeated(cx, v, q.shape[1]), *_bias(attn_mask, domain)]
     batch, heads, rows, _, size = domain
     op = graph.AttentionOp.create(
         operands=[o.base for o in operands],
@@ -80,7 +112,8 @@ def attention_backward(
     attn_mask: View | None = None, scale: float | None = None,
 ) -> tuple[View, View, View]:  # fmt: skip
     domain = _checked(q, k, v, dropout_p)
-    operands = [grad, q, k, v, out, cx.cast(lse, torch.float32), *_bias(attn_mask, domain)]
+    wide = [_repeated(cx, x, q.shape[1]) for x in (k, v)]
+    operands = [grad, q, *wide, out, cx.cast(lse, torch.float32), *_bias(attn_mask, domain)]
     batch, heads, rows, keys, size = domain
     shapes = [(batch, heads, rows, size), (batch, heads, keys, size), (batch, heads, keys, size)]
     op = graph.AttentionBackwardOp.create(
@@ -89,7 +122,7 @@ def attention_backward(
         properties=_properties(domain, operands, scale, is_causal),
     )
     cx.add(op)
-    found = _results(op, shapes, [q.dtype] * 3)
+    found = [_summed(cx, g, x) for g, x in zip(_results(op, shapes, [q.dtype] * 3), (q, k, v))]
     orders = [m.order for m in cx.metas(node)]  # type: ignore[union-attr]
     return tuple(g if o is None else cx.dense(g, o) for g, o in zip(found, orders))  # type: ignore[return-value]
 
