@@ -50,7 +50,7 @@ def choose(target: Target, shape: Shape, dtype: Attribute) -> GemmSchedule:
     t = register_tile(target, dtype)
     m, n, k = _known(shape.m, 1024), _known(shape.n, 1024), _known(shape.k, 1024)
     batch, size = _known(shape.batch, 1), bytes_of(t.element)
-    if m < t.mr:
+    if m < t.mr and not t.whole:
         t = replace(t, mr=max(1, m))
     nc = t.nr * min(COLUMN_PANELS, -(-n // t.nr))
     one_pass = isinstance(shape.k, int) and (t.kk > 1 or k <= ONE_PASS) and k * nc * size <= 2 * target.l2_bytes
@@ -62,14 +62,11 @@ def choose(target: Target, shape: Shape, dtype: Attribute) -> GemmSchedule:
 
 
 def _rows(cores: int, blocks: int, m: int, mr: int, most: int | None) -> int:
-    """Rows a task takes: enough tasks that every core has as many as the others, each as tall as that allows."""
-    pieces = 1
+    """Rows a task takes: as many as fit, such that every core gets as many tasks as the others."""
+    pieces = 1 if most is None else max(1, -(-m // max(most, mr)))
     while (blocks * pieces) % cores and blocks * pieces < 8 * cores and m // (pieces + 1) >= MIN_ROWS:
         pieces += 1
-    rows = -(-m // pieces)
-    if most is not None:
-        rows = min(rows, max(most, mr))
-    return -(-rows // mr) * mr
+    return -(-(-(-m // pieces)) // mr) * mr
 
 
 def _known(dim: Dim, otherwise: int) -> int:
