@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from luban.errors import ConfigError, LubanError, TargetError, UnsupportedOperatorError, VerificationError
+from luban.errors import ConfigError, LubanError, NanError, TargetError, UnsupportedOperatorError, VerificationError
 
 if TYPE_CHECKING:
     from luban import compiler, events, kernels, targets
@@ -28,6 +28,7 @@ _MODULES = ("compiler", "events", "kernels", "runtime", "targets")
 __all__ = [
     "ConfigError",
     "LubanError",
+    "NanError",
     "TargetError",
     "UnsupportedOperatorError",
     "VerificationError",

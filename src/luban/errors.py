@@ -11,17 +11,22 @@ class UnsupportedOperatorError(LubanError):
     `operators` is a list of `"overload (source line)"` strings, one for each distinct operator.
     """
 
-    def __init__(self, operators: list[str]):
+    def __init__(self, operators: list[str], advice: str = 'pass fallback="allow" to run them in eager'):
         self.operators = list(operators)
         listed = "; ".join(self.operators)
-        super().__init__(
-            f"Luban has no kernels for {len(self.operators)} operator(s): {listed}; "
-            'pass fallback="allow" to run them in eager'
-        )
+        super().__init__(f"Luban has no kernels for {len(self.operators)} operator(s): {listed}; {advice}")
 
 
 class TargetError(LubanError):
     """An unknown chip, or a program that does not fit the chip it is asked to run on."""
+
+
+class NanError(LubanError):
+    """A NaN that a program compiled with `detect_nan` met. `kernel` is the first that made one, None for an input's."""
+
+    def __init__(self, message: str, kernel: str | None):
+        self.kernel = kernel
+        super().__init__(message)
 
 
 class VerificationError(LubanError):

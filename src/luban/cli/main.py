@@ -20,6 +20,7 @@ import json
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Any
@@ -27,6 +28,8 @@ from typing import Any
 from luban import __version__
 from luban.cli import output
 from luban.errors import ConfigError, LubanError
+
+_SOURCE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 # name -> what it does; the module is luban.cli.NAME
 COMMANDS = {
@@ -88,7 +91,7 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 def _run(command: ModuleType, args: argparse.Namespace) -> int:
     args.json = getattr(args, "json", False)
-    with _stdout_kept(args.json):
+    with _stdout_kept(args.json), _plain_warnings():
         result: dict[str, Any] = command.run(args)
     print(json.dumps(result) if args.json else command.text(result))
     sys.stdout.flush()
@@ -101,6 +104,23 @@ def _run(command: ModuleType, args: argparse.Namespace) -> int:
 def _stdout_kept(wanted: bool) -> Iterator[None]:
     with contextlib.redirect_stdout(sys.stderr) if wanted else contextlib.nullcontext():
         yield
+
+
+@contextlib.contextmanager
+def _plain_warnings() -> Iterator[None]:
+    """Luban's own warnings as one line for people; those of other packages keep Python's form."""
+    python_form = warnings.formatwarning
+
+    def form(message: Warning | str, category: type[Warning], filename: str, number: int, line: str | None = None) -> str:
+        if filename.startswith(_SOURCE):
+            return f"{output.paint('luban:', 'yellow', sys.stderr)} {message}\n"
+        return python_form(message, category, filename, number, line)
+
+    warnings.formatwarning = form  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        warnings.formatwarning = python_form
 
 
 def _fail(error: Exception, json_wanted: bool = False) -> int:

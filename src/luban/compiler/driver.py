@@ -16,17 +16,18 @@ from luban.compiler.codegen.llvm.program import Call, Operand, emit_entry
 from luban.compiler.ir import graph
 from luban.compiler.ir.dtypes import bytes_of
 from luban.compiler.lowering.naming import kernel_name
+from luban.compiler.lowering.nan import NanChecks
 from luban.compiler.lowering.plan import Life, plan_arena
 from luban.compiler.lowering.registry import Lowered, Request, builder
 from luban.compiler.lowering.structure import structural_key
 from luban.compiler.passes.pipeline import run
-from luban.errors import LubanError
+from luban.errors import ConfigError, LubanError
 from luban.runtime.program import Program
 from luban.runtime.report import stage
 from luban.symbolic import Dim, product, symbol
 from luban.targets.target import Target
 
-GRAPH_PIPELINE = "simplify,cse,dce,contract_layout,fuse"
+GRAPH_PIPELINE = "simplify,arg_reductions,cse,dce,contract_layout,fuse"
 
 
 @dataclass
@@ -37,26 +38,33 @@ class Kernels:
     calls: list[tuple[Lowered, tuple[SSAValue, ...], tuple[SSAValue, ...]]] = field(default_factory=list)
 
 
-def compile_graph(module: ModuleOp, metadata: dict[str, Any], target: Target, name: str, pipeline: str = GRAPH_PIPELINE) -> Program:
-    """Compiles one `graph.func`. `metadata` holds inputs, outputs, symbols and symbol_sources as programs know them."""
+def compile_graph(
+    module: ModuleOp, metadata: dict[str, Any], target: Target, name: str, pipeline: str = GRAPH_PIPELINE, detect_nan: bool = False
+) -> Program:
+    """Compiles one `graph.func`. `metadata` holds inputs, outputs, symbols and symbol_sources as programs know them.
+
+    With detect_nan the program stops at the first kernel that makes a NaN (see `lowering/nan.py`).
+    """
     with stage("passes"):
         run(module, pipeline)
         func = next(op for op in module.body.block.ops if isinstance(op, graph.FuncOp))
         kernels = lower_groups(func, tuple(metadata["symbols"]), target)
     with stage("codegen"):
-        return emit_program(func, kernels, metadata, target, name)
+        return emit_program(func, kernels, metadata, target, name, detect_nan)
 
 
-def lower_groups(func: graph.FuncOp, symbols: tuple[str, ...], target: Target) -> Kernels:
-    """One kernel for each group; equal groups share theirs."""
+def lower_groups(func: graph.FuncOp, symbols: tuple[str, ...], target: Target, tile_size: int | None = None) -> Kernels:
+    """One kernel for each group; equal groups share theirs. `tile_size` asks for cache blocks of that side."""
     kernels = Kernels()
     for op in func.body.block.ops:
-        if not isinstance(op, graph.GroupOp):
+        if isinstance(op, (graph.AssignOp, graph.ReturnOp)):
             continue
+        if not isinstance(op, graph.GroupOp):
+            raise ConfigError(f"{op.name} stands outside every group and would never run; end the pipeline with fuse or isolate")
         key = structural_key(op)
         lowered = kernels.unique.get(key)
         if lowered is None:
-            request = Request(op, kernel_name(op, len(kernels.unique)), symbols, target)
+            request = Request(op, kernel_name(op, len(kernels.unique)), symbols, target, tile_size)
             lowered = kernels.unique[key] = builder(op.label.data)(request)
             kernels.calls.append((lowered, lowered.inputs, lowered.outputs))
         else:
@@ -78,20 +86,39 @@ def _outside_values(op: graph.GroupOp) -> list[SSAValue]:
     return list(dict.fromkeys(v for o in op.body.block.ops for v in o.operands if v not in inside))
 
 
-def emit_program(func: graph.FuncOp, kernels: Kernels, metadata: dict[str, Any], target: Target, name: str) -> Program:
+@dataclass(frozen=True)
+class Emitted:
+    """A program as LLVM IR text, with its metadata: everything but the machine code."""
+
+    text: str
+    metadata: dict[str, Any]
+
+
+def emit_program(
+    func: graph.FuncOp, kernels: Kernels, metadata: dict[str, Any], target: Target, name: str, detect_nan: bool = False
+) -> Program:
     """Places every value, writes the entry function and compiles the module."""
+    emitted = emit_text(func, kernels, metadata, target, name, detect_nan)
+    return Program(emitted.metadata, compile_module(emitted.text, target).object)
+
+
+def emit_text(
+    func: graph.FuncOp, kernels: Kernels, metadata: dict[str, Any], target: Target, name: str, detect_nan: bool = False
+) -> Emitted:
+    """Places every value and writes the module and the program's metadata."""
     places, lives = _place_values(func, kernels, metadata)
     module = Module()
     for lowered in kernels.unique.values():
         emit_kernel(module, lowered.kernel, target)
     calls = []
+    checks = NanChecks(places, detect_nan)
+    first = checks.of_inputs(func, metadata)
     dims = tuple(symbol(s) for s in metadata["symbols"])
     for number, (lowered, inputs, outputs) in enumerate(kernels.calls):
         where = [places[v] for v in (*inputs, *outputs)]
         where += [places[(number, w)] for w in range(len(lowered.workspaces))]
-        calls.append(Call(lowered.kernel.sym_name.data, tuple(where), dims))
-    emit_entry(module, calls, metadata["symbols"])
-    compiled = compile_module(module.text(), target)
+        calls.append(Call(lowered.kernel.sym_name.data, tuple(where), dims, checks.of_call(number, outputs)))
+    emit_entry(module, calls, metadata["symbols"], first=first)
     arena = plan_arena(lives)
     meta = {
         "version": 1,
@@ -105,7 +132,9 @@ def emit_program(func: graph.FuncOp, kernels: Kernels, metadata: dict[str, Any],
             {"name": c.kernel, "kind": "generated", "flops": low.flops, "bytes": low.bytes} for c, (low, _, _) in zip(calls, kernels.calls)
         ],
     }
-    return Program(meta, compiled.object)
+    if detect_nan:
+        meta["nan_checks"] = checks.described
+    return Emitted(module.text(), meta)
 
 
 def _plain(dim: Dim) -> int | str:
@@ -160,4 +189,4 @@ def _place_assigned(block, kernels: Kernels, places: dict[Any, Operand]) -> None
             places[op.value] = places[op.target]
 
 
-__all__ = ["GRAPH_PIPELINE", "compile_graph", "emit_program", "lower_groups"]
+__all__ = ["GRAPH_PIPELINE", "compile_graph", "emit_program", "emit_text", "lower_groups"]

@@ -12,7 +12,7 @@ from xdsl.ir import Operation, SSAValue
 
 from luban.compiler.lowering.registry import Lowered, Request
 from luban.kernels.attention_problem import AttentionWriter, flops_of
-from luban.kernels.dot_writer import Matrix, dot, pack, panel_elements
+from luban.kernels.dot_writer import Matrix, dot, pack_a, pack_b, panel_elements
 from luban.symbolic import Dim, floordiv
 
 QUERY_BLOCK = 64
@@ -69,9 +69,9 @@ class _Forward(AttentionWriter):
         queries = self.rows(0, self.head_base(0, batch, head), q0)
         if not t.any_a and queries.k != 1:
             scratch = b.alloc(panel_elements(t, t.mr, QUERY_BLOCK, p.size), t.element)
-            queries = pack(b, t, queries, t.mr, rows, b.dim(p.size), scratch)
+            queries = pack_a(b, t, queries, rows, b.dim(p.size), scratch)
         all_keys = self.rows(1, self.head_base(1, batch, head), k0)
-        right = pack(b, t, all_keys, t.nr, keys, b.dim(p.size), self.packed_k)
+        right = pack_b(b, t, all_keys, keys, b.dim(p.size), self.packed_k)
 
         def keep(acc: SSAValue, i: SSAValue, j: SSAValue) -> None:
             value = self.score(acc, batch, head, b.add(q0, i), b.add(k0, j), 3)
@@ -84,7 +84,7 @@ class _Forward(AttentionWriter):
         values = self.features(self.rows(2, self.head_base(2, batch, head), k0))
         if self.packed_v is not None or values.outer != 1:
             scratch = self.packed_v or b.alloc(panel_elements(t, t.nr, p.size, self.key_block), t.element)
-            values = pack(b, t, values, t.nr, b.dim(p.size), keys, scratch)
+            values = pack_b(b, t, values, b.dim(p.size), keys, scratch)
 
         def add(acc: SSAValue, i: SSAValue, j: SSAValue) -> None:
             old = b.binary(arith.MulfOp, b.load(self.out, [i, j], [p.size, 1]), b.load(self.shrink, [i], [1]))

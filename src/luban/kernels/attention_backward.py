@@ -12,7 +12,7 @@ from xdsl.ir import SSAValue
 from luban.compiler.lowering.registry import Lowered, Request
 from luban.kernels.attention import b_constant, equal
 from luban.kernels.attention_problem import AttentionWriter, flops_of
-from luban.kernels.dot_writer import Matrix, dot, pack, panel_elements
+from luban.kernels.dot_writer import Matrix, dot, pack_a, pack_b, panel_elements
 from luban.symbolic import Dim, floordiv
 
 QUERY_BLOCK = 64
@@ -91,12 +91,12 @@ class _Backward(AttentionWriter):
         left = self.rows(operand, self.base[operand], start)
         if t.any_a or left.k == 1:
             return left
-        return pack(b, t, left, t.mr, rows, b.dim(self.problem.size), self.panel_a)
+        return pack_a(b, t, left, rows, b.dim(self.problem.size), self.panel_a)
 
     def _weights(self, q0, rows, k0, keys) -> None:
         """weights = exp(scores - lse)."""
         b, p, t = self.b, self.problem, self.tile
-        right = pack(b, t, self.rows(K, self.base[K], k0), t.nr, keys, b.dim(p.size), self.panel_nt)
+        right = pack_b(b, t, self.rows(K, self.base[K], k0), keys, b.dim(p.size), self.panel_nt)
 
         def keep(acc: SSAValue, i: SSAValue, j: SSAValue) -> None:
             query = b.add(q0, i)
@@ -113,7 +113,7 @@ class _Backward(AttentionWriter):
     def _score_gradients(self, q0, rows, k0, keys) -> None:
         """scores' gradient = scale * weights * (grad_out . value - delta)."""
         b, p, t = self.b, self.problem, self.tile
-        right = pack(b, t, self.rows(V, self.base[V], k0), t.nr, keys, b.dim(p.size), self.panel_nt)
+        right = pack_b(b, t, self.rows(V, self.base[V], k0), keys, b.dim(p.size), self.panel_nt)
 
         def keep(acc: SSAValue, i: SSAValue, j: SSAValue) -> None:
             weight = self.widen(b.load(self.weights, [i, j], [self.key_block, 1]))
@@ -136,10 +136,10 @@ class _Backward(AttentionWriter):
         b, p, t = self.b, self.problem, self.tile
         left = Matrix(block, b.dim(0), 1, self.key_block) if transpose else Matrix(block, b.dim(0), self.key_block, 1)
         if transpose and not t.any_a:
-            left = pack(b, t, left, t.mr, extents[0], extents[2], self.panel_a)
+            left = pack_a(b, t, left, extents[0], extents[2], self.panel_a)
         right = self.features(rows)
         if not t.b_in_place or right.outer != 1:
-            right = pack(b, t, right, t.nr, extents[1], extents[2], self.panel_rows)
+            right = pack_b(b, t, right, extents[1], extents[2], self.panel_rows)
 
         def add(acc: SSAValue, i: SSAValue, j: SSAValue) -> None:
             at = [b.add(start, i), j]

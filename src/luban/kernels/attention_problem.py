@@ -18,7 +18,7 @@ from luban.compiler.lowering.schedule import merge_axes, place_group
 from luban.compiler.passes.graph.grouping import source_of
 from luban.errors import UnsupportedOperatorError
 from luban.kernels.dot_writer import Matrix
-from luban.kernels.register_tiles import RegisterTile, register_tile
+from luban.kernels.register_tiles import RegisterTile, fit, register_tile
 from luban.symbolic import Dim, product
 
 
@@ -61,7 +61,7 @@ class AttentionWriter(Evaluator):
         self.request, self.op, self.problem = request, first, problem_of(first)
         self.accesses: list[Access] = list(first.properties["accesses"].data)  # type: ignore[union-attr]
         self.dtype: Attribute = first.operands[1].type.dtype  # type: ignore[attr-defined]
-        self.tile: RegisterTile = register_tile(request.target, self.dtype)
+        self.tile: RegisterTile = fit(register_tile(request.target, self.dtype), request.target, self.problem.size)
 
     def lowered(self, flops: Dim) -> Lowered:
         """The finished kernel."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from xdsl.dialects.builtin import IntAttr, StringAttr, f32
+from xdsl.dialects.builtin import IntAttr, StringAttr
 from xdsl.ir import Block, Region, SSAValue
 
 from luban.compiler.ir import tile
@@ -26,20 +26,28 @@ class Matrix:
     panel: int = 0
 
 
-def pack(b: KernelBuilder, t: RegisterTile, source: Matrix, panel: int, count: SSAValue, k: SSAValue, scratch: SSAValue) -> Matrix:
-    """Packs `count` rows (of a) or columns (of b) by k values into scratch memory."""
-    b.insert(
-        tile.PackOp.create(
-            operands=[source.buffer, source.base, count, k, scratch],
-            properties={"strides": Dims((source.outer, source.k)), "panel": IntAttr(panel), "kk": IntAttr(t.kk)},
-        )
-    )
+def pack_a(b: KernelBuilder, t: RegisterTile, source: Matrix, count: SSAValue, k: SSAValue, scratch: SSAValue) -> Matrix:
+    """Packs `count` rows of the left operand by k values into scratch memory, as the unit reads them."""
+    return _pack(b, t, source, (t.mr, t.a_kk), count, k, scratch)
+
+
+def pack_b(b: KernelBuilder, t: RegisterTile, source: Matrix, count: SSAValue, k: SSAValue, scratch: SSAValue) -> Matrix:
+    """Packs `count` columns of the right operand by k values into scratch memory, as the unit reads them."""
+    return _pack(b, t, source, (t.nr, t.kk), count, k, scratch)
+
+
+def _pack(b: KernelBuilder, t: RegisterTile, source: Matrix, form: tuple[int, int], count, k, scratch: SSAValue) -> Matrix:
+    panel, kk = form
+    properties = {"strides": Dims((source.outer, source.k)), "panel": IntAttr(panel), "kk": IntAttr(kk)}
+    if t.k_multiple != kk:
+        properties["k_multiple"] = IntAttr(t.k_multiple)
+    b.insert(tile.PackOp.create(operands=[source.buffer, source.base, count, k, scratch], properties=properties))
     return replace(source, buffer=scratch, base=b.dim(0), outer=0, k=0, panel=panel)
 
 
 def panel_elements(t: RegisterTile, panel: int, count: int, k: int) -> int:
     """Scratch elements that packing `count` x `k` takes."""
-    return -(-count // panel) * panel * -(-k // t.kk) * t.kk
+    return -(-count // panel) * panel * -(-k // t.k_multiple) * t.k_multiple
 
 
 def dot(
@@ -51,7 +59,7 @@ def dot(
     body: Callable[[SSAValue, SSAValue, SSAValue], None],
 ) -> None:
     """left (m x k) times right (k x n, given as n rows): `body(sum, i, j)` writes what becomes of each result."""
-    block = Block(arg_types=[f32, INDEX, INDEX])
+    block = Block(arg_types=[t.accumulator, INDEX, INDEX])
     with b.inside(block):
         body(*block.args)
         b.insert(tile.YieldOp.create())
@@ -67,7 +75,14 @@ def dot(
                 "unit": StringAttr(t.unit),
                 "rows": IntAttr(t.mr),
                 "columns": IntAttr(t.nr),
+                **_panel_properties(t),
             },
             regions=[Region(block)],
         )
     )
+
+
+def _panel_properties(t: RegisterTile) -> dict[str, IntAttr]:
+    """What a dot says of its panels beyond kk, for units whose two sides differ."""
+    said = {"a_kk": (t.a_kk, t.kk), "k_multiple": (t.k_multiple, t.kk)}
+    return {name: IntAttr(value) for name, (value, usual) in said.items() if value != usual}

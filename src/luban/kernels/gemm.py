@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import f32
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from luban.compiler.ir.dtypes import bytes_of
@@ -20,7 +19,8 @@ from luban.compiler.lowering.evaluator import Evaluator
 from luban.compiler.lowering.registry import Lowered, Request
 from luban.compiler.lowering.schedule import merge_axes, place_group
 from luban.compiler.passes.graph.grouping import Group
-from luban.kernels.dot_writer import Matrix, dot, pack, panel_elements
+from luban.kernels.dot_writer import Matrix, dot, pack_a, pack_b, panel_elements
+from luban.kernels.gemm_blocks import with_blocks
 from luban.kernels.gemm_schedule import GemmSchedule, Shape, choose
 from luban.symbolic import Dim, floordiv, product
 
@@ -95,6 +95,8 @@ class _Gemm(Evaluator):
         self.result = group.members[0].op.results[0]
         shape = Shape(product(problem.batch), problem.m, problem.n, problem.k, problem.a.outer, problem.a.k, problem.b.outer, problem.b.k)
         self.schedule: GemmSchedule = choose(request.target, shape, problem.a.value.type.dtype)  # type: ignore[attr-defined]
+        if request.tile_size is not None:
+            self.schedule = with_blocks(self.schedule, shape, request.tile_size)
 
     # ---- tasks
 
@@ -115,7 +117,7 @@ class _Gemm(Evaluator):
         if isinstance(p.k, int) and p.k <= s.kc:
             self._block_of_k(batch, i0, m, j0, n, b.dim(0), b.dim(p.k), None, True)
             return
-        partial = b.alloc(s.mc * s.nc, f32)
+        partial = b.alloc(s.mc * s.nc, s.tile.accumulator)
         self._clear(partial)
         steps = floordiv(p.k + (s.kc - 1), s.kc) - 1
         with b.loop(b.dim(0), b.dim(steps), "serial") as step:
@@ -127,7 +129,7 @@ class _Gemm(Evaluator):
     def _clear(self, partial: SSAValue) -> None:
         b, s = self.b, self.schedule
         with b.loop(b.dim(0), b.dim(s.mc * s.nc), "vector") as loop:
-            b.store(b.constant(0.0, f32), partial, [loop.index], [1])
+            b.store(b.constant(0.0, s.tile.accumulator), partial, [loop.index], [1])
 
     def _block_of_k(self, batch, i0, m, j0, n, k0, k, partial: SSAValue | None, last: bool) -> None:
         """Products over one block of K; the last block runs the epilogue, the others add to `partial`."""
@@ -137,10 +139,10 @@ class _Gemm(Evaluator):
         depth = min(s.kc, p.k) if isinstance(p.k, int) else s.kc
         if s.pack_a:
             scratch = b.alloc(panel_elements(s.tile, s.tile.mr, s.mc, depth), s.tile.element)
-            left = pack(b, s.tile, left, s.tile.mr, m, k, scratch)
+            left = pack_a(b, s.tile, left, m, k, scratch)
         if s.pack_b:
             scratch = b.alloc(panel_elements(s.tile, s.tile.nr, s.nc, depth), s.tile.element)
-            right = pack(b, s.tile, right, s.tile.nr, n, k, scratch)
+            right = pack_b(b, s.tile, right, n, k, scratch)
 
         def body(acc: SSAValue, i: SSAValue, j: SSAValue) -> None:
             if partial is not None:
@@ -170,7 +172,7 @@ class _Gemm(Evaluator):
             axes = [a for a in axes if a in self.group.axes]
             self.index.update(zip(axes, b.digits(index, [a.size for a in axes]), strict=True))
         dtype = self.result.type.dtype  # type: ignore[attr-defined]
-        if dtype != f32:
+        if dtype != value.type:
             value = b.insert(arith.TruncFOp.create(operands=[value], result_types=[dtype]))
         self.cache = {self.result: value}
         for v in self.leaving:

@@ -48,5 +48,5 @@ def common_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes; this version trains in one")
     parser.add_argument(
-        "--detect-nan", action="store_true", help="find the first module that makes a NaN or an infinity"
+        "--detect-nan", action="store_true", help="stop at the first NaN and name the kernel (of Luban) and the module that made it"
     )

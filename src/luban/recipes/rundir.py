@@ -90,22 +90,29 @@ class Metrics:
     """metrics.jsonl: one object a line, each written at once so that a reader sees it."""
 
     def __init__(self, path: Path, keep_until: int):
-        """Opens the file, keeping lines of steps up to `keep_until`: what a resumed run will do again is dropped."""
-        kept = [line for line in _lines(path) if json.loads(line)["step"] <= keep_until]
+        """Opens the file, keeping lines of steps up to `keep_until`: what a resumed run will do again is dropped.
+
+        Raises LubanError when the disk refuses.
+        """
         self._path = path
         temporary = path.with_name(path.name + ".tmp")
-        temporary.write_text("".join(kept))
-        os.replace(temporary, path)
-        self._file = open(path, "a", buffering=1)
+        try:
+            kept = [line for line in _lines(path) if json.loads(line)["step"] <= keep_until]
+            temporary.write_text("".join(kept))
+            os.replace(temporary, path)
+            self._file = open(path, "a", buffering=1)
+        except OSError as e:
+            raise self._refused(e) from e
 
     def write(self, **values: Any) -> None:
         """Appends one line. Raises LubanError when the disk refuses."""
         try:
             self._file.write(json.dumps(values) + "\n")
         except OSError as e:
-            raise LubanError(
-                f"cannot write {self._path}: {e.strerror}; free some space and continue with --resume"
-            ) from e
+            raise self._refused(e) from e
+
+    def _refused(self, error: OSError) -> LubanError:
+        return LubanError(f"cannot write {self._path}: {error.strerror}; free some space and continue with --resume")
 
     def close(self) -> None:
         """Closes the file."""

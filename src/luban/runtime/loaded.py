@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from luban import events
-from luban.errors import ConfigError, LubanError
+from luban.errors import ConfigError, LubanError, NanError
 from luban.runtime import arena, elf, externals, threads
 from luban.runtime import program as programs
 from luban.runtime.program import Plan, Program
@@ -18,6 +18,7 @@ _ENTRY_TYPE = ctypes.CFUNCTYPE(
 )
 _PLANS_KEPT = 256
 _STATUS = ((1, "an index is out of range"),)
+_NAN_SHIFT = 8  # above these bits: the number of the NaN check that failed, plus 1
 
 
 class _Call(threading.local):
@@ -110,13 +111,29 @@ class LoadedProgram:
         finally:
             _call.struct[1] = 0
         for i, kernel in enumerate(kernels):
+            if not stamps[2 * i + 1]:
+                break  # the program stopped before
             facts = {key: kernel[key] for key in ("kind", "flops", "bytes") if key in kernel}
             events.span(kernel["name"], "kernel", stamps[2 * i], stamps[2 * i + 1], program=self.program.name, **facts)
 
     def _fail(self) -> None:
         status, _call.status.value = _call.status.value, 0
+        if status >> _NAN_SHIFT:
+            self._fail_on_nan(self.program.metadata["nan_checks"][(status >> _NAN_SHIFT) - 1])
         met = [text for bit, text in _STATUS if status & bit] or [f"status {status}"]
         raise LubanError(f"{self.program.name} stopped on bad data: {' and '.join(met)}; check the indices it is given")
+
+    def _fail_on_nan(self, check: dict[str, Any]) -> None:
+        shown = f"{check['type']}[{', '.join(map(str, check['shape']))}]"
+        if check["call"] < 0:
+            what = f"input {check['position']} ({shown}) of {self.program.name} holds a NaN before the first kernel"
+            raise NanError(f"{what} ({self.program.kernels[0]['name']}) runs; look at the data and the parameters", None)
+        kernel = self.program.kernels[check["call"]]["name"]
+        raise NanError(
+            f"the kernel {kernel} of {self.program.name} is the first to make a NaN, in its output {check['position']} "
+            f"({shown}); look at what it computes with LUBAN_DUMP=DIR",
+            kernel,
+        )
 
 
 def load(program: Program) -> LoadedProgram:

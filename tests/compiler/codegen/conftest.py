@@ -23,7 +23,9 @@ from luban.symbolic import symbol
 #   %x = load %a[%i, %j] [8, 1] + 0 if %m : f32          store %x, %o[%i] [1] + 0 if %m combine add : f32
 #   %r = for vector %i = %lo to %hi carry %acc = %init combine add : f32 { ... yield %next : f32 ... }
 _LOAD = re.compile(r"^(%\w+) = load (%\w+)\[([^\]]*)\] \[([^\]]*)\] \+ (.+?)(?: if (%\w+))? : (\w+)$")
-_STORE = re.compile(r"^store (%\w+), (%\w+)\[([^\]]*)\] \[([^\]]*)\] \+ (.+?)(?: if (%\w+))?(?: combine (\w+))? : (\w+)$")
+_STORE = re.compile(
+    r"^store (%\w+), (%\w+)\[([^\]]*)\] \[([^\]]*)\] \+ (.+?)(?: if (%\w+))?(?: combine (\w+))? : (\w+)$"
+)
 _FOR = re.compile(
     r"^(?:([%\w, ]+) = )?for (\w+) (%\w+) = (%\w+) to (%\w+)(?: carry (.+?) = (.+?) combine (.+?) : (.+?))? \{$"
 )
@@ -72,8 +74,8 @@ def expand(body: str) -> str:
             operands = ", ".join([low, high, *listed(inits or "")])
             combine = ", ".join(f'"{c}"' for c in listed(combines or ""))
             head = f"{results} = " if results else ""
-            # "%r, %s = " is not how generic results are named; one pack and its elements are
-            head = re.sub(r"^(%\w+), .* = $", lambda m: f"{m[1]}:{len(kinds)} = ", head)
+            # generic results are not named one by one ("%r, %s = "): a pack is named, and its elements are %r#0, %r#1
+            head = f"{listed(results)[0]}:{len(kinds)} = " if results and "," in results else head
             line = f'{head}"tile.for"({operands}) <{{role = "{role}", combines = [{combine}]}}> ({{\n^bb0({arguments}):'
             ends.append((kinds, False))
         elif line.startswith("yield"):
@@ -125,7 +127,9 @@ class Loaded:
         self.entry = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 5)(self.image.lookup("luban_entry"))
         self.status = 0
 
-    def __call__(self, *arrays: np.ndarray, symbols: tuple[int, ...] = (), threads: int = 1, temps=(), stamps=None) -> None:
+    def __call__(
+        self, *arrays: np.ndarray, symbols: tuple[int, ...] = (), threads: int = 1, temps=(), stamps=None
+    ) -> None:
         args = (ctypes.c_void_p * max(1, len(arrays)))(*[a.ctypes.data for a in arrays])
         syms = (ctypes.c_int64 * max(1, len(symbols)))(*symbols)
         arena = np.zeros(1 << 16, np.uint8)
@@ -141,5 +145,10 @@ class Loaded:
 def tile():
     """The helpers above, for tests of this directory."""
     return SimpleNamespace(
-        text=kernel_text, load=Loaded, kernel=kernel_of, expand=expand, interpret=lambda text, *a, **s: run_kernel(kernel_of(text), a, s), llvm=llvm_text
+        text=kernel_text,
+        load=Loaded,
+        kernel=kernel_of,
+        expand=expand,
+        interpret=lambda text, *a, **s: run_kernel(kernel_of(text), a, s),
+        llvm=llvm_text,
     )

@@ -6,27 +6,27 @@ import numpy as np
 import pytest
 import torch
 
-SYMBOLIC = '''
+SYMBOLIC = """
 %z = "arith.constant"() <{value = 0 : i64}> : () -> i64
 %n = "tile.dim"() <{value = #graph.dims<[s0]>}> : () -> i64
-'''
+"""
 
 
 def fixed(n: int) -> str:
-    return f'''
+    return f"""
 %z = "arith.constant"() <{{value = 0 : i64}}> : () -> i64
 %n = "arith.constant"() <{{value = {n} : i64}}> : () -> i64
-'''
+"""
 
 
-ADD = '''
+ADD = """
 for vector %i = %z to %n {
 %x = load %a[%i] [1] + 0 : f32
 %y = load %b[%i] [1] + 0 : f32
 %w = "arith.addf"(%x, %y) : (f32, f32) -> f32
 store %w, %o[%i] [1] + 0 : f32
 }
-'''
+"""
 
 
 @pytest.mark.parametrize("target", ["native", "x86-64-avx2"])
@@ -54,13 +54,13 @@ def test_tails_with_a_known_length(tile, n):
 @pytest.mark.parametrize("ty", ["f32", "i64", "f16", "i8"])
 def test_strided_loads_and_stores(tile, target, stride, offset, ty):
     dtype = {"f32": np.float32, "i64": np.int64, "f16": np.float16, "i8": np.int8}[ty]
-    body = f'''
+    body = f"""
 for vector %i = %z to %n {{
 %x = load %a[%i] [{stride}] + {offset} : {ty}
 store %x, %o[%i] [1] + 0 : {ty}
 store %x, %p[%i] [{stride or 1}] + {offset} : {ty}
 }}
-'''
+"""
     kernel = tile.load(tile.text(SYMBOLIC + body, f"%a: {ty}, %o: {ty}, %p: {ty}", "s0"), target)
     a = np.arange(600).astype(dtype)
     for n in (0, 1, 5, 16, 35, 64, 70):
@@ -74,7 +74,7 @@ store %x, %p[%i] [{stride or 1}] + {offset} : {ty}
 
 
 def test_symbolic_strides_and_two_indices(tile):
-    body = '''
+    body = """
 %m = "tile.dim"() <{value = #graph.dims<[s1]>}> : () -> i64
 for serial %i = %z to %n {
 for vector %j = %z to %m {
@@ -84,7 +84,7 @@ for vector %j = %z to %m {
 store %w, %o[%i, %j] ["s1", 1] + 0 : f32
 }
 }
-'''
+"""
     kernel = tile.load(tile.text(SYMBOLIC + body, "%a: f32, %b: f32, %o: f32", "s0, s1"))
     rng = np.random.default_rng(0)
     for n, m in ((3, 40), (17, 5), (1, 70)):
@@ -98,7 +98,7 @@ store %w, %o[%i, %j] ["s1", 1] + 0 : f32
 @pytest.mark.parametrize("ty", ["f32", "i8", "f64"])
 def test_gather_and_masked_gather(tile, target, ty):
     dtype = {"f32": np.float32, "i8": np.int8, "f64": np.float64}[ty]
-    body = f'''
+    body = f"""
 %limit = "arith.constant"() <{{value = 20 : i64}}> : () -> i64
 for vector %i = %z to %n {{
 %at = load %index[%i] [1] + 0 : i64
@@ -110,7 +110,7 @@ store %x, %o[%i] [1] + 0 : {ty}
 store %y, %p[%i] [1] + 0 : {ty}
 store %u, %q[%i] [1] + 0 if %m : {ty}
 }}
-'''
+"""
     kernel = tile.load(tile.text(SYMBOLIC + body, f"%a: {ty}, %index: i64, %o: {ty}, %p: {ty}, %q: {ty}", "s0"), target)
     rng = np.random.default_rng(0)
     for n in (0, 1, 9, 16, 33, 64):
@@ -128,7 +128,7 @@ def test_masked_neighbours_never_touch_what_the_mask_forbids(tile, target):
     """Padding as convolutions read it: the index runs below and above the buffer, which lies at the edge of a page."""
     import mmap
 
-    body = '''
+    body = """
 %four = "arith.constant"() <{value = 4 : i64}> : () -> i64
 %end = "arith.constant"() <{value = 1028 : i64}> : () -> i64
 for vector %i = %z to %n {
@@ -138,7 +138,7 @@ for vector %i = %z to %n {
 %x = load %a[%i] [1] + -4 if %m : f32
 store %x, %o[%i] [1] + 0 : f32
 }
-'''
+"""
     pages = mmap.mmap(-1, 3 * mmap.PAGESIZE)
     whole = np.frombuffer(pages, np.float32)
     import ctypes
@@ -155,7 +155,7 @@ store %x, %o[%i] [1] + 0 : f32
 
 
 def test_scatter_combines_lanes_that_meet(tile):
-    body = '''
+    body = """
 for vector %i = %z to %n {
 %at = load %index[%i] [1] + 0 : i64
 %x = load %a[%i] [1] + 0 : f32
@@ -165,14 +165,19 @@ store %x, %q[%i] [1] + 0 combine add : f32
 store %x, %r[%z] [1] + 0 combine add : f32
 store %x, %t[%at] [1] + 0 : f32
 }
-'''
+"""
     text = tile.text(SYMBOLIC + body, "%a: f32, %index: i64, %o: f32, %p: f32, %q: f32, %r: f32, %t: f32", "s0")
     rng = np.random.default_rng(0)
     for target in ("native", "x86-64-avx2"):
         kernel = tile.load(text, target)
         for n in (0, 1, 16, 37, 64):
             a, index = rng.integers(-9, 9, n).astype(np.float32), rng.integers(0, 6, n)
-            outs = [np.zeros(6, np.float32), np.full(6, -99, np.float32), np.ones(n, np.float32), np.ones(1, np.float32)]
+            outs = [
+                np.zeros(6, np.float32),
+                np.full(6, -99, np.float32),
+                np.ones(n, np.float32),
+                np.ones(1, np.float32),
+            ]
             outs.append(np.zeros(6, np.float32))
             kernel(a, index, *outs, symbols=(n,))
             want = [np.zeros(6), np.full(6, -99.0), 1 + a, np.array([1 + a.sum()]), np.zeros(6)]
@@ -185,14 +190,14 @@ store %x, %t[%at] [1] + 0 : f32
 
 
 def test_bools_take_a_byte(tile):
-    body = '''
+    body = """
 for vector %i = %z to %n {
 %x = load %a[%i] [1] + 0 : i1
 %y = load %b[%i] [1] + 0 : i1
 %w = "arith.xori"(%x, %y) : (i1, i1) -> i1
 store %w, %o[%i] [1] + 0 : i1
 }
-'''
+"""
     kernel = tile.load(tile.text(SYMBOLIC + body, "%a: i1, %b: i1, %o: i1", "s0"))
     rng = np.random.default_rng(0)
     for n in (0, 1, 40, 77):
@@ -205,7 +210,7 @@ store %w, %o[%i] [1] + 0 : i1
 @pytest.mark.parametrize("target", ["native", "x86-64-avx2", "x86-64-avx512"])
 @pytest.mark.parametrize("ty, dtype", [("bf16", torch.bfloat16), ("f16", torch.float16)])
 def test_small_floats_round_once_an_operation(tile, target, ty, dtype):
-    body = f'''
+    body = f"""
 for vector %i = %z to %n {{
 %x = load %a[%i] [1] + 0 : {ty}
 %y = load %b[%i] [1] + 0 : {ty}
@@ -217,7 +222,7 @@ store %s, %o[%i] [1] + 0 : {ty}
 %narrow = "arith.truncf"(%p) : (f32) -> {ty}
 store %narrow, %q[%i] [1] + 0 : {ty}
 }}
-'''
+"""
     kernel = tile.load(tile.text(SYMBOLIC + body, f"%a: {ty}, %b: {ty}, %o: {ty}, %q: {ty}", "s0"), target)
     for n in (1, 16, 50, 77):
         generator = torch.Generator().manual_seed(n)
@@ -228,7 +233,7 @@ store %narrow, %q[%i] [1] + 0 : {ty}
 
 
 def test_float64_goes_to_small_floats(tile):
-    body = '''
+    body = """
 for vector %i = %z to %n {
 %x = load %a[%i] [1] + 0 : f64
 %h = "arith.truncf"(%x) : (f64) -> f16
@@ -236,7 +241,7 @@ for vector %i = %z to %n {
 store %h, %o[%i] [1] + 0 : f16
 store %b, %p[%i] [1] + 0 : bf16
 }
-'''
+"""
     kernel = tile.load(tile.text(SYMBOLIC + body, "%a: f64, %o: f16, %p: bf16", "s0"))
     a = torch.randn(37, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 1000
     half, brain = torch.zeros(37, dtype=torch.float16), torch.zeros(37, dtype=torch.bfloat16)

@@ -16,10 +16,10 @@ from luban.compiler.codegen.llvm.program import Call, emit_entry
 from luban.errors import ConfigError, LubanError
 from luban.symbolic import evaluate, parse, symbol
 
-HEAD = '''
+HEAD = """
 %z = "arith.constant"() <{value = 0 : i64}> : () -> i64
 %n = "tile.dim"() <{value = #graph.dims<[s0]>}> : () -> i64
-'''
+"""
 
 
 def philox(seed: np.ndarray, counter: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -45,7 +45,7 @@ def test_the_philox_of_this_test_is_the_published_one():
 
 @pytest.mark.parametrize("target", ["native", "x86-64-avx2"])
 def test_random_numbers(tile, target):
-    body = '''
+    body = """
 %s = load %seed[%z] [1] + 0 : i64
 %base = load %seed[%z] [1] + 1 : i64
 for vector %i = %z to %n {
@@ -57,7 +57,7 @@ store %u, %o[%i] [1] + 0 : f32
 store %g, %p[%i] [1] + 0 : f32
 store %b, %q[%i] [1] + 0 : i64
 }
-'''
+"""
     kernel = tile.load(tile.text(HEAD + body, "%seed: i64, %o: f32, %p: f32, %q: i64", "s0"), target)
     for seed, base in ((0, 0), (123456789012345, 2**32 - 20), (-5, 2**40)):
         n = 1000
@@ -73,7 +73,7 @@ store %b, %q[%i] [1] + 0 : i64
 
 @pytest.mark.parametrize("target", ["native", "x86-64-avx2"])
 def test_an_index_out_of_range_reads_zero_and_marks_the_run(tile, target):
-    body = '''
+    body = """
 for vector %i = %z to %n {
 %at = load %index[%i] [1] + 0 : i64
 %safe = "tile.check"(%at) <{bound = #graph.dims<["s0*2"]>}> : (i64) -> i64
@@ -84,7 +84,7 @@ store %x, %o[%i] [1] + 0 : f32
 %safe = "tile.check"(%at) <{bound = #graph.dims<["s0*2"]>}> : (i64) -> i64
 %x = load %a[%safe] [1] + 0 : f32
 store %x, %o[%n] [1] + 0 : f32
-'''
+"""
     kernel = tile.load(tile.text(HEAD + body, "%a: f32, %index: i64, %o: f32", "s0"), target)
     n = 37
     a, index = np.arange(2 * n, dtype=np.float32) + 1, np.random.default_rng(0).integers(0, 2 * n, n)
@@ -101,13 +101,43 @@ store %x, %o[%n] [1] + 0 : f32
             assert kernel.status == 1 and np.array_equal(out[:n], want)
 
 
-COPY = HEAD + '''
+@pytest.mark.parametrize("columns", [64, 40])
+def test_rows_of_a_checked_table_are_read_as_vectors(tile, columns):
+    body = f"""
+%d = "arith.constant"() <{{value = {columns} : i64}}> : () -> i64
+for serial %t = %z to %n {{
+%row = load %index[%t] [1] + 0 : i64
+%start = "arith.muli"(%row, %d) : (i64, i64) -> i64
+for vector %j = %z to %d {{
+%at = "arith.addi"(%start, %j) : (i64, i64) -> i64
+%safe = "tile.check"(%at) <{{bound = #graph.dims<[{9 * columns}]>}}> : (i64) -> i64
+%x = load %a[%safe] [1] + 0 : f32
+store %x, %o[%t, %j] [{columns}, 1] + 0 : f32
+}}
+}}
+"""
+    kernel = tile.load(tile.text(HEAD + body, "%a: f32, %index: i64, %o: f32", "s0"))
+    table, index = np.arange(9 * columns, dtype=np.float32).reshape(9, columns), np.array([8, 0, 3, 3, 7])
+    out = np.zeros((5, columns), np.float32)
+    kernel(table, index, out, symbols=(5,))
+    assert kernel.status == 0 and np.array_equal(out, table[index])
+    assert ("gather" in kernel.compiled.assembly) == (columns % 16 != 0)
+    for wrong in (9, -1, 2**40):
+        index[2] = wrong
+        kernel(table, index, out, symbols=(5,))
+        assert kernel.status == 1 and np.array_equal(out[[0, 1, 3, 4]], table[index[[0, 1, 3, 4]]])
+
+
+COPY = (
+    HEAD
+    + """
 for vector %i = %z to %n {
 %x = load %a[%i] [1] + 0 : f32
 %y = "arith.addf"(%x, %x) : (f32, f32) -> f32
 store %y, %o[%i] [1] + 0 : f32
 }
-'''
+"""
+)
 
 
 def test_calls_pass_arguments_temporaries_offsets_and_dims(tile):
@@ -139,11 +169,21 @@ def test_dims_are_computed_as_python_computes_them():
 
     from luban.runtime import elf, externals
 
-    dims = ["s0*4 + s1*-3 + 7", "floordiv(s0, 3)", "mod(s0, 5)", "max(s0, s1) + min(s0, 4)", "s0*s1", "floordiv(s0 + s1*-9, 4)"]
+    dims = [
+        "s0*4 + s1*-3 + 7",
+        "floordiv(s0, 3)",
+        "mod(s0, 5)",
+        "max(s0, s1) + min(s0, 4)",
+        "s0*s1",
+        "floordiv(s0 + s1*-9, 4)",
+    ]
     dims += ["mod(s0 + s1*-9, 4)", "12", "floordiv(s0*s1, 7)*2 + mod(s1, 3)"]
     module = Module()
     fn = Function(module, "luban_entry", "void", [("ptr", "syms"), ("ptr", "out")])
-    values = {name: fn.op(f"load i64, ptr {fn.op(f'getelementptr i64, ptr %syms, i64 {i}')}") for i, name in enumerate(["s0", "s1"])}
+    values = {
+        name: fn.op(f"load i64, ptr {fn.op(f'getelementptr i64, ptr %syms, i64 {i}')}")
+        for i, name in enumerate(["s0", "s1"])
+    }
     for i, dim in enumerate(dims):
         fn.emit(f"store i64 {emit_dim(fn, parse(dim), values)}, ptr {fn.op(f'getelementptr i64, ptr %out, i64 {i}')}")
     fn.emit("ret void")
@@ -179,7 +219,9 @@ def test_an_empty_program_has_an_entry():
 
 # -- other chips: what a vector instruction looks like in each one's assembly
 
-FUSED = HEAD + '''
+FUSED = (
+    HEAD
+    + """
 %zero = "arith.constant"() <{value = 0.0 : f32}> : () -> f32
 for vector %i = %z to %n {
 %x = load %a[%i] [1] + 0 : f32
@@ -195,7 +237,8 @@ store %e, %o[%i] [1] + 0 : f32
 yield %next : f32
 }
 store %r, %o[%n] [1] + 0 : f32
-'''
+"""
+)
 VECTOR = {
     "aarch64-neon": (r"fmla\tv\d+\.4s", r"fadd\tv\d+\.4s"),
     "kunpeng-920": (r"fmla\tv\d+\.4s", r"fadd\tv\d+\.4s"),
@@ -217,7 +260,9 @@ def test_other_chips_get_vector_instructions(tile, target):
     assert not re.search(r"__(trunc|extend)|expf@|\bbl\t(exp|fma)f?\b", compiled.assembly)
 
 
-SMALL = HEAD + '''
+SMALL = (
+    HEAD
+    + """
 for vector %i = %z to %n {
 %x = load %a[%i] [1] + 0 : bf16
 %y = load %b[%i] [1] + 0 : f16
@@ -229,7 +274,8 @@ for vector %i = %z to %n {
 store %t, %a[%i] [1] + 0 : bf16
 store %h, %b[%i] [1] + 0 : f16
 }
-'''
+"""
+)
 
 
 @pytest.mark.parametrize("target", sorted(VECTOR))

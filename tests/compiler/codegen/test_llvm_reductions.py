@@ -5,19 +5,28 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-HEAD = '''
+HEAD = """
 %z = "arith.constant"() <{value = 0 : i64}> : () -> i64
 %one = "arith.constant"() <{value = 1 : i64}> : () -> i64
 %n = "tile.dim"() <{value = #graph.dims<[s0]>}> : () -> i64
-'''
+"""
 FLOAT_KINDS = {"add": "addf", "mul": "mulf", "max": "maximumf", "min": "minimumf"}
 INTEGER_KINDS = {"add": "addi", "mul": "muli", "max": "maxsi", "min": "minsi", "and": "andi", "or": "ori"}
-NUMPY = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum, "and": np.bitwise_and, "or": np.bitwise_or}
+NUMPY = {
+    "add": np.add,
+    "mul": np.multiply,
+    "max": np.maximum,
+    "min": np.minimum,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+}
 DTYPES = {"f32": np.float32, "f64": np.float64, "i64": np.int64, "i32": np.int32, "i8": np.int8, "i1": np.bool_}
 
 
 def reduction(kind: str, operation: str, ty: str, init: str) -> str:
-    return HEAD + f'''
+    return (
+        HEAD
+        + f"""
 %init = "arith.constant"() <{{value = {init} : {ty}}}> : () -> {ty}
 %r = for vector %i = %z to %n carry %acc = %init combine {kind} : {ty} {{
 %x = load %a[%i] [1] + 0 : {ty}
@@ -25,7 +34,8 @@ def reduction(kind: str, operation: str, ty: str, init: str) -> str:
 yield %next : {ty}
 }}
 store %r, %o[%z] [1] + 0 : {ty}
-'''
+"""
+    )
 
 
 @pytest.mark.parametrize("target", ["native", "x86-64-avx2"])
@@ -44,14 +54,20 @@ def test_kinds_and_lengths(tile, target, kind, ty):
         a = (rng.uniform(0.9, 1.1, n) if floats and kind == "mul" else rng.integers(-50, 50, n)).astype(DTYPES[ty])
         out = np.zeros(1, DTYPES[ty])
         kernel(a, out, symbols=(n,))
-        want = NUMPY[kind].reduce(a.astype(np.float64) if floats else a, initial=DTYPES[ty](float(init)), dtype=None if floats else a.dtype)
+        want = NUMPY[kind].reduce(
+            a.astype(np.float64) if floats else a, initial=DTYPES[ty](float(init)), dtype=None if floats else a.dtype
+        )
         assert np.allclose(out[0], want, rtol=1e-6, atol=0), (n, out, want)
 
 
 @pytest.mark.parametrize("kind", ["and", "or"])
 def test_bools(tile, kind):
     init = "true" if kind == "and" else "false"
-    text = tile.text(reduction(kind, INTEGER_KINDS[kind], "i1", "0").replace("value = 0 : i1", f"value = {init}"), "%a: i1, %o: i1", "s0")
+    text = tile.text(
+        reduction(kind, INTEGER_KINDS[kind], "i1", "0").replace("value = 0 : i1", f"value = {init}"),
+        "%a: i1, %o: i1",
+        "s0",
+    )
     kernel = tile.load(text)
     for n in (0, 1, 70):
         for hit in range(min(n, 3) + 1):
@@ -88,7 +104,9 @@ def test_nan_and_infinity(tile, target, kind):
 
 
 def test_several_reductions_in_one_loop(tile):
-    body = HEAD + '''
+    body = (
+        HEAD
+        + """
 %zero = "arith.constant"() <{value = 0.0 : f32}> : () -> f32
 %low = "arith.constant"() <{value = 0xff800000 : f32}> : () -> f32
 %r, %q = for vector %i = %z to %n carry %s, %m = %zero, %low combine add, max : f32, f32 {
@@ -100,8 +118,11 @@ yield %s2, %m2 : f32, f32
 }
 store %r#0, %o[%z] [1] + 0 : f32
 store %r#1, %o[%z] [1] + 1 : f32
-'''
-    text = tile.text(body.replace("store %r#0,", "store %r0,").replace("store %r#1,", "store %r1,"), "%a: f32, %o: f32", "s0")
+"""
+    )
+    text = tile.text(
+        body.replace("store %r#0,", "store %r0,").replace("store %r#1,", "store %r1,"), "%a: f32, %o: f32", "s0"
+    )
     text = text.replace("%r0", "%r#0").replace("%r1", "%r#1")
     kernel = tile.load(text)
     for n in (1, 33, 100, 1000):
@@ -112,7 +133,9 @@ store %r#1, %o[%z] [1] + 1 : f32
 
 @pytest.mark.parametrize("target", ["native", "x86-64-avx2"])
 def test_column_reduction_carries_vectors_through_a_serial_loop(tile, target):
-    body = HEAD + '''
+    body = (
+        HEAD
+        + """
 %m = "tile.dim"() <{value = #graph.dims<[s1]>}> : () -> i64
 %zero = "arith.constant"() <{value = 0.0 : f32}> : () -> f32
 for vector %j = %z to %m {
@@ -123,7 +146,8 @@ yield %next : f32
 }
 store %r, %o[%j] [1] + 0 : f32
 }
-'''
+"""
+    )
     kernel = tile.load(tile.text(body, "%a: f32, %o: f32", "s0, s1"), target)
     for n, m in ((5, 70), (0, 5), (9, 128), (3, 1)):
         a, out = np.random.default_rng(m).standard_normal((n, m)).astype(np.float32), np.full(m, 9, np.float32)
@@ -133,7 +157,9 @@ store %r, %o[%j] [1] + 0 : f32
 
 def test_unrolled_loops_and_plain_carried_values(tile):
     """Horner's rule, with the coefficient index unrolled inside lanes, and a scalar recurrence in a serial loop."""
-    body = HEAD + '''
+    body = (
+        HEAD
+        + """
 %three = "arith.constant"() <{value = 3 : i64}> : () -> i64
 %zero = "arith.constant"() <{value = 0.0 : f32}> : () -> f32
 for vector %j = %z to %n {
@@ -152,7 +178,8 @@ store %r, %o[%j] [1] + 0 : f32
 yield %next : f32
 }
 store %last, %o[%n] [1] + 0 : f32
-'''
+"""
+    )
     kernel = tile.load(tile.text(body, "%a: f32, %b: f32, %o: f32", "s0"))
     b = np.array([0.5, -2, 3], np.float32)
     for n in (1, 20, 70):
@@ -165,7 +192,9 @@ store %last, %o[%n] [1] + 0 : f32
         assert np.isclose(out[n], alternating, rtol=1e-5)
 
 
-SOFTMAX = HEAD + '''
+SOFTMAX = (
+    HEAD
+    + """
 %m = "tile.dim"() <{value = #graph.dims<[s1]>}> : () -> i64
 %zero = "arith.constant"() <{value = 0.0 : f32}> : () -> f32
 %unit = "arith.constant"() <{value = 1.0 : f32}> : () -> f32
@@ -192,7 +221,8 @@ for vector %j = %z to %m {
 store %y, %o[%i, %j] ["s1", 1] + 0 : f32
 }
 }
-'''
+"""
+)
 
 
 @pytest.mark.parametrize("target", ["native", "x86-64-avx2"])
@@ -208,7 +238,9 @@ def test_row_softmax_with_scratch(tile, target, size):
             assert np.allclose(out, e / e.sum(1, keepdims=True), rtol=2e-6, atol=1e-9)
 
 
-LAYER_NORM = HEAD + '''
+LAYER_NORM = (
+    HEAD
+    + """
 %m = "arith.constant"() <{value = 100 : i64}> : () -> i64
 %zero = "arith.constant"() <{value = 0.0 : f32}> : () -> f32
 %scale = "arith.constant"() <{value = 0.01 : f32}> : () -> f32
@@ -240,7 +272,8 @@ store %y, %o[%i, %j] [100, 1] + 0 : f32
 }
 store %mean, %p[%i] [1] + 0 : f32
 }
-'''
+"""
+)
 
 
 @pytest.mark.parametrize("target", ["native", "x86-64-avx2"])
@@ -267,7 +300,9 @@ def test_the_interpreter_agrees(tile):
 
 def test_phases_run_in_order(tile):
     """Two parallel loops and the scalar code around them see each other's results."""
-    body = HEAD + '''
+    body = (
+        HEAD
+        + """
 %zero = "arith.constant"() <{value = 0.0 : f32}> : () -> f32
 %m = "tile.dim"() <{value = #graph.dims<["s0*64"]>}> : () -> i64
 for parallel %i = %z to %n {
@@ -288,7 +323,8 @@ for parallel %i = %one to %n {
 %y = "arith.divf"(%x, %total) : (f32, f32) -> f32
 store %y, %o[%i] [1] + 0 : f32
 }
-'''
+"""
+    )
     kernel = tile.load(tile.text(body, "%a: f32, %p: f32, %o: f32", "s0"))
     for n in (1, 2, 3, 40):
         for threads in (1, 2, 5):

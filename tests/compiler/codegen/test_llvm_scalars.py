@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-HEAD = '''
+HEAD = """
 %z = "arith.constant"() <{value = 0 : i64}> : () -> i64
 %n = "tile.dim"() <{value = #graph.dims<[s0]>}> : () -> i64
-'''
+"""
 DTYPES = {
     "f32": torch.float32, "f64": torch.float64, "bf16": torch.bfloat16, "f16": torch.float16, "i64": torch.int64,
     "i32": torch.int32, "i16": torch.int16, "i8": torch.int8, "i1": torch.bool,
@@ -59,7 +59,11 @@ def check(tile, operation, operand_types, result_type, inputs, properties="", ta
     if rtol is None:
         assert np.array_equal(got, want, equal_nan=got.dtype.kind == "f"), (operation, operand_types, inputs, got, want)
     else:
-        assert np.allclose(got.astype(float), want.astype(float), rtol=rtol, atol=1e-30, equal_nan=True), (operation, got, want)
+        assert np.allclose(got.astype(float), want.astype(float), rtol=rtol, atol=1e-30, equal_nan=True), (
+            operation,
+            got,
+            want,
+        )
 
 
 @pytest.mark.parametrize("target", ["native", "x86-64-avx2"])
@@ -74,7 +78,9 @@ def test_float_arithmetic(tile, operation, ty, target):
 
 
 @pytest.mark.parametrize("ty", FLOATS)
-@pytest.mark.parametrize("operation", ["absf", "ceil", "floor", "trunc", "round", "roundeven", "sqrt", "copysign", "fma"])
+@pytest.mark.parametrize(
+    "operation", ["absf", "ceil", "floor", "trunc", "round", "roundeven", "sqrt", "copysign", "fma"]
+)
 def test_float_functions_of_the_chip(tile, operation, ty):
     count = {"copysign": 2, "fma": 3}.get(operation, 1)
     exact = (operation, ty) != ("fma", "f64")  # the interpreter rounds twice there
@@ -84,7 +90,8 @@ def test_float_functions_of_the_chip(tile, operation, ty):
     check(tile, f"math.{operation}", [ty] * count, ty, inputs, rtol=None if exact else 1e-12)
 
 
-ELEMENTARY = "acos acosh asin asinh atan atan2 atanh cbrt cos cosh erf exp exp2 expm1 log log10 log1p log2 powf rsqrt sin sinh tan tanh"
+ELEMENTARY = "acos acosh asin asinh atan atan2 atanh cbrt cos cosh erf exp exp2 expm1 log log10 log1p log2 powf rsqrt"
+ELEMENTARY += " sin sinh tan tanh"
 
 
 @pytest.mark.parametrize("operation", ELEMENTARY.split())
@@ -109,12 +116,13 @@ def test_integer_comparisons(tile, ty):
         check(tile, "arith.cmpi", [ty, ty], "i1", [a, b], f"predicate = {predicate} : i64")
 
 
+INTEGER_ARITHMETIC = "addi subi muli andi ori xori maxsi minsi maxui minui divsi divui remsi remui floordivsi ceildivsi"
+INTEGER_ARITHMETIC += " ceildivui shli shrsi shrui"
+
+
 @pytest.mark.parametrize("target", ["native", "x86-64-avx2"])
 @pytest.mark.parametrize("ty", INTEGERS)
-@pytest.mark.parametrize(
-    "operation",
-    "addi subi muli andi ori xori maxsi minsi maxui minui divsi divui remsi remui floordivsi ceildivsi ceildivui shli shrsi shrui".split(),
-)
+@pytest.mark.parametrize("operation", INTEGER_ARITHMETIC.split())
 def test_integer_arithmetic(tile, operation, ty, target):
     a, b = values(ty, 0), values(ty, 1)
     if operation.startswith(("div", "rem", "floor", "ceil")):
@@ -130,7 +138,9 @@ def test_division_never_traps(tile):
     a = torch.tensor([7, -7, -(2**31), 5], dtype=torch.int32)
     b = torch.tensor([0, 0, -1, 2], dtype=torch.int32)
     for operation, want in (("divsi", [7, -7, -(2**31), 2]), ("remsi", [0, 0, 0, 1])):
-        kernel = tile.load(tile.text(apply_text(f"arith.{operation}", ["i32", "i32"], "i32"), "%a0: i32, %a1: i32, %o: i32", "s0"))
+        kernel = tile.load(
+            tile.text(apply_text(f"arith.{operation}", ["i32", "i32"], "i32"), "%a0: i32, %a1: i32, %o: i32", "s0")
+        )
         out = np.zeros(4, np.int32)
         kernel(a.numpy(), b.numpy(), out, symbols=(4,))
         assert out.tolist() == want
@@ -156,8 +166,12 @@ def test_conversions_among_floats(tile, source, result, target):
     data = torch.from_numpy(wide).to(DTYPES[source])
     body = apply_text(operation, [source], result)
     out = torch.zeros(900, dtype=DTYPES[result])
-    tile.load(tile.text(body, f"%a0: {source}, %o: {result}", "s0"), target)(as_array(data), as_array(out), symbols=(900,))
-    assert torch.equal(torch.nan_to_num(out.double(), nan=12345.0), torch.nan_to_num(data.to(DTYPES[result]).double(), nan=12345.0))
+    tile.load(tile.text(body, f"%a0: {source}, %o: {result}", "s0"), target)(
+        as_array(data), as_array(out), symbols=(900,)
+    )
+    assert torch.equal(
+        torch.nan_to_num(out.double(), nan=12345.0), torch.nan_to_num(data.to(DTYPES[result]).double(), nan=12345.0)
+    )
 
 
 def test_every_float16_and_bfloat16_without_instructions_for_them(tile):
@@ -170,7 +184,12 @@ def test_every_float16_and_bfloat16_without_instructions_for_them(tile):
         small_floats._NATIVE = {"half": frozenset(), "bfloat": frozenset()}
         kernels = {
             (s, r): tile.load(tile.text(apply_text(f"arith.{op}", [s], r), f"%a0: {s}, %o: {r}", "s0"))
-            for op, s, r in (("extf", "f16", "f32"), ("extf", "bf16", "f32"), ("truncf", "f32", "f16"), ("truncf", "f32", "bf16"))
+            for op, s, r in (
+                ("extf", "f16", "f32"),
+                ("extf", "bf16", "f32"),
+                ("truncf", "f32", "f16"),
+                ("truncf", "f32", "bf16"),
+            )
         }
     finally:
         small_floats._NATIVE = native
@@ -210,7 +229,12 @@ def test_floats_to_integers(tile, source, result, target):
 
 
 def test_integers_to_integers(tile):
-    for source, result, operation in (("i8", "i64", "extsi"), ("i8", "i32", "extui"), ("i64", "i16", "trunci"), ("i1", "i32", "extui")):
+    for source, result, operation in (
+        ("i8", "i64", "extsi"),
+        ("i8", "i32", "extui"),
+        ("i64", "i16", "trunci"),
+        ("i1", "i32", "extui"),
+    ):
         check(tile, f"arith.{operation}", [source], result, [values(source, 0)])
 
 
@@ -223,7 +247,7 @@ def test_bitcast_and_bit_counts(tile):
 
 def test_division_of_indices(tile):
     """An index split by numbers, as reshapes need it: 32-bit lanes give the same as 64-bit ones."""
-    body = '''
+    body = """
 %k = "arith.constant"() <{value = 700 : i64}> : () -> i64
 %seven = "arith.constant"() <{value = 7 : i64}> : () -> i64
 %four = "arith.constant"() <{value = 4 : i64}> : () -> i64
@@ -237,7 +261,7 @@ for vector %i = %z to %k {
 store %x, %o[%i] [1] + 0 : f32
 store %s, %p[%i] [1] + 0 : i64
 }
-'''
+"""
     kernel = tile.load(tile.text(HEAD + body, "%a: f32, %o: f32, %p: i64", "s0"))
     a, out, whole = np.arange(1000, dtype=np.float32), np.zeros(700, np.float32), np.zeros(700, np.int64)
     kernel(a, out, whole, symbols=(1,))
@@ -247,14 +271,14 @@ store %s, %p[%i] [1] + 0 : i64
 
 @pytest.mark.parametrize("predicate", [0, 1, 2, 3, 4, 5])
 def test_comparing_an_index_with_a_bound(tile, predicate):
-    body = f'''
+    body = f"""
 for serial %k = %z to %n {{
 for vector %i = %z to %n {{
 %m = "arith.cmpi"(%i, %k) <{{predicate = {predicate} : i64}}> : (i64, i64) -> i1
 store %m, %o[%k, %i] ["s0", 1] + 0 : i1
 }}
 }}
-'''
+"""
     kernel = tile.load(tile.text(HEAD + body, "%o: i1", "s0"))
     functions = [np.equal, np.not_equal, np.less, np.less_equal, np.greater, np.greater_equal]
     for n in (1, 17, 70):
@@ -268,7 +292,7 @@ store %m, %o[%k, %i] ["s0", 1] + 0 : i1
 @pytest.mark.parametrize("n", [192, 200, 10])
 def test_an_index_split_where_lanes_stay_together(tile, features, n):
     """Heads and features: whole vectors where the features are a multiple of the lanes in flight, gathers elsewhere."""
-    body = f'''
+    body = f"""
 %k = "arith.constant"() <{{value = {n} : i64}}> : () -> i64
 %f = "arith.constant"() <{{value = {features} : i64}}> : () -> i64
 for parallel %t = %z to %n {{
@@ -280,7 +304,7 @@ for vector %i = %z to %k {{
 store %x, %o[%t, %i] [{n}, 1] + 0 : f32
 }}
 }}
-'''
+"""
     kernel = tile.load(tile.text(HEAD + body, "%a: f32, %o: f32", "s0"))
     a, out = np.arange(20000, dtype=np.float32), np.zeros((3, n), np.float32)
     kernel(a, out, symbols=(3,))

@@ -111,7 +111,9 @@ def compiler(made=None):
 
 
 def close(ours, want, rtol, atol):
-    assert ours.shape == want.shape and ours.dtype is want.dtype, f"{ours.shape} {ours.dtype}, want {want.shape} {want.dtype}"
+    assert ours.shape == want.shape and ours.dtype is want.dtype, (
+        f"{ours.shape} {ours.dtype}, want {want.shape} {want.dtype}"
+    )
     torch.testing.assert_close(ours.detach(), want.detach(), rtol=rtol, atol=atol, equal_nan=True, check_stride=False)
 
 
@@ -132,6 +134,8 @@ def check():
 
     def run(f, *args, rtol=1e-5, atol=1e-6, dynamic=False, strides=True, backward=True):
         made = []
+        for leaf in leaves(args):
+            leaf.grad = None
         ours_args = pytree.tree_map_only(torch.Tensor, copied, args)
         compiled = aot_function(
             f,

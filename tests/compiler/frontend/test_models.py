@@ -12,36 +12,65 @@ transformers = pytest.importorskip("transformers")
 
 def gpt2():
     config = transformers.GPT2Config(
-        n_layer=2, n_head=2, n_embd=16, vocab_size=50, n_positions=12, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0,
-        use_cache=False, bos_token_id=None, eos_token_id=None,
-    )  # fmt: skip
+        n_layer=2,
+        n_head=2,
+        n_embd=16,
+        vocab_size=50,
+        n_positions=12,
+        resid_pdrop=0,
+        embd_pdrop=0,
+        attn_pdrop=0,
+        use_cache=False,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
     x = torch.randint(0, 50, (2, 12))
     return transformers.GPT2LMHeadModel(config), (x,), lambda m, x: m(input_ids=x, labels=x).loss
 
 
 def bert():
     config = transformers.BertConfig(
-        num_hidden_layers=2, hidden_size=16, num_attention_heads=2, intermediate_size=32, vocab_size=50,
-        max_position_embeddings=16, hidden_dropout_prob=0, attention_probs_dropout_prob=0, num_labels=4,
-    )  # fmt: skip
+        num_hidden_layers=2,
+        hidden_size=16,
+        num_attention_heads=2,
+        intermediate_size=32,
+        vocab_size=50,
+        max_position_embeddings=16,
+        hidden_dropout_prob=0,
+        attention_probs_dropout_prob=0,
+        num_labels=4,
+    )
     x, y = torch.randint(0, 50, (3, 8)), torch.randint(0, 4, (3,))
     return transformers.BertForSequenceClassification(config), (x, y), lambda m, x, y: m(input_ids=x, labels=y).loss
 
 
 def llama():
     config = transformers.LlamaConfig(
-        num_hidden_layers=2, hidden_size=24, intermediate_size=32, num_attention_heads=6, num_key_value_heads=2,
-        vocab_size=50, max_position_embeddings=16, use_cache=False,
-    )  # fmt: skip
+        num_hidden_layers=2,
+        hidden_size=24,
+        intermediate_size=32,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        vocab_size=50,
+        max_position_embeddings=16,
+        use_cache=False,
+    )
     x = torch.randint(0, 50, (2, 12))
     return transformers.LlamaForCausalLM(config), (x,), lambda m, x: m(input_ids=x, labels=x).loss
 
 
 def vit():
     config = transformers.ViTConfig(
-        image_size=8, patch_size=4, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
-        num_labels=5, hidden_dropout_prob=0, attention_probs_dropout_prob=0,
-    )  # fmt: skip
+        image_size=8,
+        patch_size=4,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        num_labels=5,
+        hidden_dropout_prob=0,
+        attention_probs_dropout_prob=0,
+    )
     x, y = torch.randn(3, 3, 8, 8), torch.randint(0, 5, (3,))
     return transformers.ViTForImageClassification(config), (x, y), lambda m, x, y: m(pixel_values=x, labels=y).loss
 

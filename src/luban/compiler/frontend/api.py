@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
-
 import torch
 
 from luban.compiler.frontend.dynamo import luban_backend, read_options
@@ -30,11 +28,12 @@ def train_step(
     *,
     max_norm: float | None = None,
     target: str = "native",
-    **options: Any,
+    detect_nan: bool = False,
 ) -> TrainStep:
     """One program for forward, backward and update: `loss = step(*inputs, target)`, or `step(*inputs)` with loss_fn None.
 
     Parameters, buffers and the optimizer's state are updated in place. The learning rate is read from
     `optimizer.param_groups` at each call; gradients are clipped to the total norm `max_norm` if it is given.
+    detect_nan: a step that meets a NaN stops there and raises NanError naming the first kernel that made one.
     """
-    return TrainStep(model, loss_fn, optimizer, max_norm=max_norm, target=target, **options)
+    return TrainStep(model, loss_fn, optimizer, max_norm=max_norm, target=target, detect_nan=detect_nan)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from xdsl.dialects.builtin import ArrayAttr, ModuleOp
+from xdsl.ir import SSAValue
 
 from luban.compiler.ir import graph
 from luban.errors import LubanError
@@ -21,21 +23,22 @@ def assign_outputs(module: ModuleOp, metadata: dict[str, Any], assigned: dict[in
     tensors = [i for i, entry in enumerate(metadata["inputs"]) if entry["kind"] in ("tensor", "seed")]
     argument = dict(zip(tensors, block.args))
     values = iter(zip(returned.operands, returned.shapes.data, returned.accesses.data))
+    items = [next(values) if entry["kind"] == "buffer" else None for entry in metadata["outputs"]]
     kept, entries = [], []
     for k, entry in enumerate(metadata["outputs"]):
-        item = next(values) if entry["kind"] == "buffer" else None
         if k not in assigned:
-            kept += [item] if item is not None else []
+            kept += [items[k]] if items[k] is not None else []
             entries.append(entry)
             continue
         target = metadata["inputs"][assigned[k]]
         if entry["kind"] == "alias" and entry.get("input") == assigned[k]:
             continue  # unchanged
-        if item is None or entry["strides"] != target["strides"] or entry["offset"] != 0:
+        value = _whole_value(entry, items, argument, metadata) if items[k] is None else items[k][0]  # type: ignore[index]
+        if value is None or entry["strides"] != target["strides"] or entry["offset"] != 0:
             raise LubanError(
                 f"the new value of input {assigned[k]} has strides {entry.get('strides')}, not {target['strides']}; make the parameter contiguous"
             )
-        block.insert_op_before(graph.AssignOp.create(operands=[argument[assigned[k]], item[0]]), returned)
+        block.insert_op_before(graph.AssignOp.create(operands=[argument[assigned[k]], value]), returned)
     if any(entry["kind"] == "alias" and "output" in entry for entry in entries):
         raise LubanError("an output of the training step shares memory with another one; return copies of them")
     metadata["outputs"] = entries
@@ -46,3 +49,15 @@ def assign_outputs(module: ModuleOp, metadata: dict[str, Any], assigned: dict[in
     block.insert_op_before(final, returned)
     returned.detach()
     returned.erase()
+
+
+def _whole_value(entry: dict[str, Any], items: Sequence[Any], argument: dict[int, SSAValue], metadata: dict[str, Any]) -> SSAValue | None:
+    """The value that an alias shows, if it shows all of it as it lies in memory; else None."""
+    if entry["kind"] != "alias":
+        return None
+    if "input" in entry:
+        source, value = metadata["inputs"][entry["input"]], argument.get(entry["input"])
+    else:
+        source, item = metadata["outputs"][entry["output"]], items[entry["output"]]
+        value = None if item is None else item[0]
+    return value if (source["shape"], source["strides"]) == (entry["shape"], entry["strides"]) else None

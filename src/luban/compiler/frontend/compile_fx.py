@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import gc
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -31,28 +34,35 @@ class CompiledGraph:
         inputs = [*args, *self._constants]
         args.clear()
         if self._seeds:
-            inputs.append(torch.randint(-(2**63), 2**63 - 1, (1,), dtype=torch.int64))
+            inputs.append(torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64))
         return self._run(inputs)
 
 
 def compile_fx(
-    gm: GraphModule, target_name: str, name: str, saved_from: int | None = None, assigned: dict[int, int] | None = None
+    gm: GraphModule,
+    target_name: str,
+    name: str,
+    saved_from: int | None = None,
+    assigned: dict[int, int] | None = None,
+    detect_nan: bool = False,
 ) -> CompiledGraph:
     """Compiles a functional ATen graph.
 
     Outputs from position `saved_from` on are kept for a backward graph. `assigned` maps outputs to the inputs that they
-    replace: these are written into the input's memory and not returned.
+    replace: these are written into the input's memory and not returned. With `detect_nan`, or LUBAN_DETECT_NAN=1, a call
+    raises NanError naming the first kernel that makes a NaN.
     """
     target = targets.get(target_name)
-    with report.stage("total"):
+    detect_nan = detect_nan or os.environ.get("LUBAN_DETECT_NAN") == "1"
+    with report.stage("total"), _no_collection():
         with report.stage("frontend"):
-            key = graph_key(gm, target, name, str(saved_from), str(assigned))
+            key = graph_key(gm, target, name, str(saved_from), str(assigned), *(["detect_nan"] if detect_nan else []))
         with report.stage("load"):
             program = cache.get(key)
         if program is not None:
             report.add_cache_hit()
         else:
-            program = _compile(gm, target, name, saved_from, assigned or {})
+            program = _compile(gm, target, name, saved_from, assigned or {}, detect_nan)
             cache.put(key, program)
         with report.stage("load"):
             compiled = CompiledGraph(program, _constants(gm))
@@ -60,7 +70,21 @@ def compile_fx(
     return compiled
 
 
-def _compile(gm: GraphModule, target: Any, name: str, saved_from: int | None, assigned: dict[int, int]) -> Program:
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Cyclic garbage collection off: IR objects are many and alive, and scanning them doubles the time of an import."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _compile(
+    gm: GraphModule, target: Any, name: str, saved_from: int | None, assigned: dict[int, int], detect_nan: bool
+) -> Program:
     from luban.compiler.driver import compile_graph
     from luban.compiler.frontend.assign import assign_outputs
     from luban.compiler.frontend.torch.importer import import_graph
@@ -70,9 +94,9 @@ def _compile(gm: GraphModule, target: Any, name: str, saved_from: int | None, as
         metadata = imported.metadata
         assign_outputs(imported.module, metadata, assigned)
         metadata["seeds"] = sum(entry["kind"] == "seed" for entry in metadata["inputs"])
-        seed = {"kind": "tensor", "dtype": "int64", "shape": [1], "strides": [1]}
+        seed = {"kind": "tensor", "dtype": "int64", "shape": [], "strides": []}
         metadata["inputs"] = [seed if entry["kind"] == "seed" else entry for entry in metadata["inputs"]]
-    return compile_graph(imported.module, metadata, target, name)
+    return compile_graph(imported.module, metadata, target, name, detect_nan=detect_nan)
 
 
 def _constants(gm: GraphModule) -> list[torch.Tensor]:

@@ -8,11 +8,13 @@ from typing import Any
 
 import torch
 from torch._dynamo.backends.common import aot_autograd
+from torch._functorch import config
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.fx import GraphModule
 
 from luban.compiler.frontend.compile_fx import compile_fx
 from luban.compiler.frontend.fallback import compile_with_fallback
+from luban.compiler.frontend.shown_errors import call_showing_errors
 from luban.compiler.frontend.torch.decompositions import table
 from luban.errors import ConfigError
 
@@ -27,10 +29,24 @@ def luban_backend(gm: GraphModule, example_inputs: Sequence[Any], *, options: di
         fw_compiler=partial(compiler, "forward"),
         bw_compiler=partial(compiler, "backward"),
         inference_compiler=partial(compiler, "inference"),
-        partition_fn=min_cut_rematerialization_partition,
+        partition_fn=_partition,
         decompositions=table(),
     )
-    return backend(gm, example_inputs)
+    return call_showing_errors(backend, gm, example_inputs)
+
+
+def _partition(joint: GraphModule, inputs: Any, **arguments: Any) -> tuple[GraphModule, GraphModule]:
+    """Splits forward from backward by a minimum cut, and lets the backward compute every pointwise value again.
+
+    torch's defaults keep long pointwise chains and values that are used far apart, for kernels that could not fuse them
+    into what reads them. Ours do: on GPT-2 tanh is computed again in the store of a product, and 161 MB are kept, not 238.
+    """
+    with config.patch(
+        ban_recompute_used_far_apart=False,
+        ban_recompute_long_fusible_chains=False,
+        ban_recompute_materialized_backward=False,
+    ):
+        return min_cut_rematerialization_partition(joint, inputs, **arguments)
 
 
 def read_options(options: dict[str, Any] | None) -> dict[str, Any]:

@@ -10,35 +10,48 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._dispatch.python import enable_python_dispatcher
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from luban.compiler.frontend.compile_fx import CompiledGraph, compile_fx
-from luban.compiler.frontend.optimizers import rule_for
+from luban.compiler.frontend.optimizers import rule_for, structure
+from luban.compiler.frontend.torch.decompositions import table
+from luban.compiler.frontend.step_errors import step_errors
 from luban.errors import ConfigError
 
 
 class TrainStep:
     """Callable: `loss = step(*inputs)`; see `luban.train_step`. A new set of input shapes is compiled when it first comes."""
 
-    def __init__(self, model: torch.nn.Module, loss_fn: Callable | None, optimizer: torch.optim.Optimizer, *, max_norm: float | None, target: str):
+    def __init__(self, model: torch.nn.Module, loss_fn: Callable | None, optimizer: torch.optim.Optimizer, *, max_norm: float | None, target: str, detect_nan: bool):
         self.model, self.loss_fn, self.optimizer = model, loss_fn, optimizer
-        self.max_norm, self.target = max_norm, target
+        self.max_norm, self.target, self.detect_nan = max_norm, target, detect_nan
         self.rule = rule_for(optimizer)
         if max_norm is not None and not max_norm > 0:
             raise ConfigError(f"max_norm={max_norm} cannot clip gradients; give a positive number or None")
-        names = {p: n for n, p in model.named_parameters()}
-        self.groups: list[tuple[dict[str, Any], list[str]]] = []
-        for group in optimizer.param_groups:
+        self.parameters = dict(model.named_parameters())
+        self.buffers = dict(model.named_buffers())
+        self.groups = self._choose_groups()
+        self.steps = self._count_steps()
+        self._modules = list(model.modules())
+        self._trainable = self._read_trainable()
+        self._programs: dict[Any, CompiledGraph] = {}
+        self._late: set[str] = set()  # parameters whose state begins after the others'
+
+    def _read_trainable(self) -> tuple[bool, ...]:
+        return tuple(p.requires_grad for p in self.parameters.values())
+
+    def _choose_groups(self) -> list[tuple[dict[str, Any], list[str]]]:
+        """The optimizer's groups with the names of what they train."""
+        names = {p: n for n, p in self.parameters.items()}
+        groups = []
+        for group in self.optimizer.param_groups:
             held = [p for p in group["params"] if p.requires_grad]
             if any(p not in names for p in held):
                 raise ConfigError("the optimizer holds a parameter that is not the model's; build it from model.parameters()")
-            self.groups.append((group, [names[p] for p in held]))
-        self.parameters = dict(model.named_parameters())
-        self.buffers = dict(model.named_buffers())
-        self.steps = self._count_steps()
-        self._programs: dict[Any, CompiledGraph] = {}
-        self._used: list[str] | None = None
+            groups.append((group, [names[p] for p in held]))
+        return groups
 
     def _count_steps(self) -> int:
         """Steps that the optimizer has made already (its state may come from a checkpoint)."""
@@ -50,21 +63,41 @@ class TrainStep:
 
     def __call__(self, *inputs: Any) -> torch.Tensor:
         key = self._signature(inputs)
+        count = self._steps_made() + 1
         program = self._programs.get(key)
         if program is None:
             program = self._programs[key] = self._compile(inputs)
-        self.steps += 1
-        hyper = [number for group, _ in self.groups for number in self.rule.hyper(group, self.steps)]
+        hyper = [number for group, _ in self.groups for number in self.rule.hyper(group, count)]
         state = self._state()
         tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
         values = [*self.parameters.values(), *self.buffers.values(), *state, torch.tensor(hyper, dtype=torch.float64), *tensors]
         (loss,) = program([v.detach() for v in values])
+        self.steps = count  # a step that failed on bad data did not happen
         self._record_steps()
         return loss
 
     def _signature(self, inputs: Sequence[Any]) -> Any:
-        described = [(x.shape, x.dtype, x.stride()) if isinstance(x, torch.Tensor) else x for x in inputs]
-        return (self.model.training, *described)
+        """What a program was traced for: all that may change the operations of a step."""
+        trainable = self._read_trainable()
+        groups = self.optimizer.param_groups
+        if trainable != self._trainable or any(g is not held for g, (held, _) in zip(groups, self.groups)) or len(groups) != len(self.groups):
+            self._trainable, self.groups = trainable, self._choose_groups()
+        described = [_described(i, x) for i, x in enumerate(inputs)]
+        modes = tuple(m.training for m in self._modules)
+        amp = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+        return (trainable, modes, amp, *(structure(g) for g, _ in self.groups), *described)
+
+    def _steps_made(self) -> int:
+        """Steps before this one; counted anew when somebody else stepped the optimizer or loaded its state."""
+        first = next((self.parameters[n] for _, names in self.groups for n in names), None)
+        held = self.optimizer.state.get(first) or {}
+        if "step" in held:
+            known = int(held["step"]) == self.steps
+        else:
+            known = held.get("momentum_buffer") is not None and self.steps > 0
+        if not known:
+            self.steps = self._count_steps()
+        return self.steps
 
     def _state(self) -> list[torch.Tensor]:
         """Optimizer state of every parameter, made on first use, in the order of `groups`."""
@@ -76,6 +109,8 @@ class TrainStep:
                 held = self.optimizer.state[p]
                 for slot in slots:
                     if held.get(slot) is None:
+                        if self.steps and ("betas" in group or group.get("dampening")):
+                            self._late.add(name)
                         held[slot] = torch.zeros_like(p, memory_format=torch.preserve_format)
                     state.append(held[slot])
         return state
@@ -93,8 +128,9 @@ class TrainStep:
                     held["step"] = torch.tensor(float(self.steps))
 
     def _compile(self, inputs: Sequence[Any]) -> CompiledGraph:
-        graph, assigned = self._trace(inputs)
-        return compile_fx(graph, self.target, "train_step", assigned=assigned)
+        with step_errors(inputs):
+            graph, assigned = self._trace(inputs)
+            return compile_fx(graph, self.target, "train_step", assigned=assigned, detect_nan=self.detect_nan)
 
     def _trace(self, inputs: Sequence[Any]) -> tuple[GraphModule, dict[int, int]]:
         """The step as a functional ATen graph, and which output is assigned to which input."""
@@ -108,11 +144,11 @@ class TrainStep:
             outputs, targets[:] = self._one_step(list(flat), inputs)
             return outputs
 
-        graph = make_fx(step, tracing_mode="fake", _allow_non_fake_inputs=True)(*arguments)
+        graph = _traced(step, arguments)
         if any(_mutates(node) for node in graph.graph.nodes):
-            graph = make_fx(torch.func.functionalize(graph, remove="mutations_and_views"), tracing_mode="fake", _allow_non_fake_inputs=True)(*arguments)
-        graph.graph.eliminate_dead_code()
-        return graph, {1 + i: at for i, at in enumerate(targets)}
+            graph = _traced(torch.func.functionalize(graph, remove="mutations_and_views"), arguments)
+        kept = _drop_unchanged(graph, targets)
+        return graph, {1 + i: at for i, at in enumerate(kept)}
 
     def _one_step(self, flat: list[torch.Tensor], inputs: Sequence[Any]) -> tuple[list[torch.Tensor], list[int]]:
         """What is traced: outputs are the loss and the new values; with each new value comes the input that it replaces."""
@@ -122,7 +158,8 @@ class TrainStep:
         count = sum(len(names) * len(self.rule.slots(group)) for group, names in self.groups)
         state, hyper = flat[n + m : n + m + count], flat[n + m + count]
         rest = iter(flat[n + m + count + 1 :])
-        loss = self._loss({**leaves, **buffers}, [next(rest) if isinstance(x, torch.Tensor) else x for x in inputs])
+        named = {**leaves, **buffers}
+        loss = self._loss(named, [next(rest) if isinstance(x, torch.Tensor) else x for x in inputs])
         names = [name for _, listed in self.groups for name in listed]
         found = torch.autograd.grad(loss, [leaves[k] for k in names], allow_unused=True)
         with torch.no_grad():
@@ -130,11 +167,16 @@ class TrainStep:
             if self.max_norm is not None:
                 gradients = clip(gradients, self.max_norm)
             outputs, targets = self._updates(flat[:n], gradients, state, hyper, base=n + m)
-        for position, (k, old) in enumerate(zip(buffers, flat[n : n + m])):
-            if buffers[k] is not old and buffers[k]._version:
-                outputs.append(buffers[k])
-                targets.append(n + position)
+        outputs += [self._new_buffer(k, named[k]) for k in buffers]  # those that did not change leave the graph in _trace
+        targets += range(n, n + m)
         return [loss.detach(), *outputs], targets
+
+    def _new_buffer(self, name: str, value: Any) -> torch.Tensor:
+        """What a forward left in a buffer. Raises ConfigError for what does not fit the buffer's memory."""
+        old = self.buffers[name]
+        if not isinstance(value, torch.Tensor) or value.shape != old.shape or value.dtype != old.dtype:
+            raise ConfigError(f"the model puts something other than a {old.dtype} tensor of shape {tuple(old.shape)} into its buffer {name}; keep its shape and dtype")
+        return value.detach().clone(memory_format=torch.contiguous_format) if value.stride() != old.stride() else value.detach()
 
     def _loss(self, named: dict[str, torch.Tensor], inputs: list[Any]) -> torch.Tensor:
         *first, last = inputs
@@ -158,6 +200,8 @@ class TrainStep:
             slots = len(self.rule.slots(group))
             for name in names:
                 if name in gradients:
+                    if name in self._late:
+                        raise ConfigError(f"the parameter {name} starts training after {self.steps} steps of the others; give it an optimizer and a training step of its own")
                     held = state[cursor : cursor + slots]
                     value, new = self.rule.update(group, old[order[name]], gradients[name], held, numbers)
                     outputs += [value, *new]
@@ -171,6 +215,40 @@ def clip(gradients: dict[str, torch.Tensor], max_norm: float) -> dict[str, torch
     norms = torch.stack([torch.linalg.vector_norm(g) for g in gradients.values()])
     factor = torch.clamp(max_norm / (torch.linalg.vector_norm(norms) + 1e-6), max=1.0)
     return {k: g * factor for k, g in gradients.items()}
+
+
+def _described(i: int, value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.shape, value.dtype, value.stride()
+    try:
+        hash(value)
+    except TypeError:
+        raise ConfigError(f"input {i} of the training step is a {type(value).__name__}; pass tensors, numbers or strings, one an argument") from None
+    return type(value), value
+
+
+def _traced(function: Callable, arguments: Sequence[torch.Tensor]) -> GraphModule:
+    """The function as a graph of operators that have import rules."""
+    with enable_python_dispatcher(), torch.enable_grad():
+        return make_fx(function, decomposition_table=table(), tracing_mode="fake", _allow_non_fake_inputs=True)(*arguments)
+
+
+def _drop_unchanged(graph: GraphModule, targets: Sequence[int]) -> list[int]:
+    """Removes outputs that only repeat the input that they would replace; gives the targets of the others."""
+    inputs = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    last = next(iter(reversed(graph.graph.nodes)))
+    loss, *values = last.args[0]
+    kept = [(v, at) for v, at in zip(values, targets, strict=True) if _source(v) is not inputs[at]]
+    last.args = ([loss, *(v for v, _ in kept)],)
+    graph.graph.eliminate_dead_code()
+    return [at for _, at in kept]
+
+
+def _source(node: torch.fx.Node) -> torch.fx.Node:
+    """What a node is a copy of."""
+    while node.target in (torch.ops.aten.clone.default, torch.ops.aten.detach.default):
+        node = node.args[0]  # type: ignore[assignment]
+    return node
 
 
 def _mutates(node: torch.fx.Node) -> bool:

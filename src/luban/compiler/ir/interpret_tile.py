@@ -256,7 +256,7 @@ def _pack(machine: Machine, op: tile.PackOp, operands: list[Any]) -> list[Any]:
     s0, s1 = machine.dims(op.strides)
     positions = base + np.arange(outer)[:, None] * s0 + np.arange(k)[None, :] * s1
     values = conform(source.load(positions, None, where), target.element)
-    packed = pack(values, op.panel.data, op.kk.data)
+    packed = pack(values, op.panel.data, op.kk.data, op.padding)
     target.store(np.arange(packed.size), packed, None, where)
     return []
 
@@ -264,8 +264,8 @@ def _pack(machine: Machine, op: tile.PackOp, operands: list[Any]) -> list[Any]:
 def _dot(machine: Machine, op: tile.DotOp, operands: list[Any]) -> list[Any]:
     a, a_base, b, b_base = operands[:4]
     m, n, k = (int(x) for x in operands[4:])
-    left = _dot_operand(machine, op, a, int(a_base), (m, k), op.a_strides, op.a_panel.data)
-    right = _dot_operand(machine, op, b, int(b_base), (n, k), op.b_strides, op.b_panel.data)
+    left = _dot_operand(machine, op, a, int(a_base), (m, k), op.a_strides, op.a_panel.data, op.groups[0])
+    right = _dot_operand(machine, op, b, int(b_base), (n, k), op.b_strides, op.b_panel.data, op.groups[1])
     acc_argument, i_argument, j_argument = op.body.block.args
     wide = np.float64 if is_float(acc_argument.type) else numpy_dtype(acc_argument.type)
     with np.errstate(all="ignore"):
@@ -285,12 +285,19 @@ def _dot(machine: Machine, op: tile.DotOp, operands: list[Any]) -> list[Any]:
 
 
 def _dot_operand(
-    machine: Machine, op: tile.DotOp, memory: Memory, base: int, shape: tuple[int, int], strides: Dims, panel: int
+    machine: Machine,
+    op: tile.DotOp,
+    memory: Memory,
+    base: int,
+    shape: tuple[int, int],
+    strides: Dims,
+    panel: int,
+    kk: int,
 ) -> np.ndarray:
     """One operand of a dot as an (outer, k) array."""
     outer, k = shape
     if panel:
-        positions = unpacked(outer, k, panel, op.kk.data)
+        positions = unpacked(outer, k, panel, kk, op.padding)
     else:
         s0, s1 = machine.dims(strides)
         positions = np.arange(outer)[:, None] * s0 + np.arange(k)[None, :] * s1

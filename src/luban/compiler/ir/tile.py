@@ -14,6 +14,7 @@ from xdsl.irdl import (
     irdl_op_definition,
     operand_def,
     opt_operand_def,
+    opt_prop_def,
     prop_def,
     region_def,
     result_def,
@@ -191,11 +192,17 @@ class RandomOp(IRDLOperation):
         )
 
 
+def _require_padding(op: PackOp | DotOp, groups: tuple[int, ...]) -> None:
+    whole = all(kk > 0 and op.padding % kk == 0 for kk in groups)
+    require(op, op.padding > 0 and whole, "pads k to a multiple of the values that lie side by side")
+
+
 @irdl_op_definition
 class PackOp(IRDLOperation):
     """Copies an (outer, k) block into zero-padded panels: dst[outer // panel][k // kk][outer % panel][k % kk].
 
     The source element (i, p) is source[base + i * strides[0] + p * strides[1]]; it is converted to dst's element type.
+    A panel holds k rounded up to a multiple of `k_multiple` (of kk where it is left out), zeros behind the last value.
     """
 
     name = "tile.pack"
@@ -207,20 +214,29 @@ class PackOp(IRDLOperation):
     strides = prop_def(Dims)
     panel = prop_def(IntAttr)
     kk = prop_def(IntAttr)
+    k_multiple = opt_prop_def(IntAttr)
+
+    @property
+    def padding(self) -> int:
+        """What k is rounded up to a multiple of."""
+        return self.kk.data if self.k_multiple is None else self.k_multiple.data
 
     def verify_(self) -> None:
         require(self, len(self.strides.data) == 2, "has two strides: outer and k")
         require(self, self.panel.data > 0 and self.kk.data > 0, "has a panel and a kk of at least 1")
+        _require_padding(self, (self.kk.data,))
 
 
 @irdl_op_definition
 class DotOp(IRDLOperation):
-    """acc[i, j] = sum over p < k of a(i, p) * b(p, j), i < m, j < n, accumulated in float32; body(acc, i, j) uses it.
+    """acc[i, j] = sum over p < k of a(i, p) * b(p, j), i < m, j < n; body(acc, i, j) uses it.
 
     An operand is strided, element (i, p) at base + i * strides[0] + p * strides[1] - for b, element (p, j) at
-    base + j * strides[0] + p * strides[1] - or, with panel > 0, packed as tile.pack writes it.
-    `unit` names the target's dot unit; rows and columns give the register tile. The body runs once for each (i, j), in
-    any order, with j as lanes; it must not carry anything.
+    base + j * strides[0] + p * strides[1] - or, with panel > 0, packed as tile.pack writes it: with kk values of k side
+    by side (`a_kk` in panels of a, where that is given) and `k_multiple` as tile.pack has it.
+    Sums accumulate in the type that the body receives: float32, or float64 for float64 operands. `unit` names the
+    target's dot unit; rows and columns give the register tile. The body runs once for each (i, j), in any order, with j
+    as lanes; it must not carry anything.
     """
 
     name = "tile.dot"
@@ -236,15 +252,30 @@ class DotOp(IRDLOperation):
     a_panel = prop_def(IntAttr)
     b_panel = prop_def(IntAttr)
     kk = prop_def(IntAttr)
+    a_kk = opt_prop_def(IntAttr)
+    k_multiple = opt_prop_def(IntAttr)
     unit = prop_def(StringAttr)
     rows = prop_def(IntAttr)
     columns = prop_def(IntAttr)
     body = region_def("single_block")
 
+    @property
+    def groups(self) -> tuple[int, int]:
+        """Values of k side by side in packed panels of a and of b."""
+        return self.kk.data if self.a_kk is None else self.a_kk.data, self.kk.data
+
+    @property
+    def padding(self) -> int:
+        """What k is rounded up to a multiple of in packed panels."""
+        return self.kk.data if self.k_multiple is None else self.k_multiple.data
+
     def verify_(self) -> None:
         require(self, len(self.a_strides.data) == len(self.b_strides.data) == 2, "has two strides for each operand")
         packed = self.a_panel.data > 0 or self.b_panel.data > 0
         require(self, not packed or self.kk.data > 0, "has a kk of at least 1 where an operand is packed")
+        if packed:
+            panels = (self.a_panel.data, self.b_panel.data)
+            _require_padding(self, tuple(kk for kk, panel in zip(self.groups, panels, strict=True) if panel > 0))
         types = [a.type for a in self.body.block.args]
         require(
             self, len(types) == 3 and types[1:] == [INDEX, INDEX], "passes the sum and its row and column to its body"

@@ -57,16 +57,24 @@ class Memory:
             )
 
 
-def pack(values: np.ndarray, panel: int, kk: int) -> np.ndarray:
-    """An (outer, k) array as flat panels [outer // panel][k // kk][outer % panel][k % kk], zero padded."""
+def pack(values: np.ndarray, panel: int, kk: int, multiple: int = 0) -> np.ndarray:
+    """An (outer, k) array as flat panels [outer // panel][k // kk][outer % panel][k % kk], zero padded.
+
+    k is padded to a multiple of `multiple`, of kk where that is 0.
+    """
     outer, k = values.shape
-    rows, steps = -(-outer // panel), -(-k // kk)
+    rows, steps = -(-outer // panel), _steps(k, kk, multiple)
     padded = np.zeros((rows * panel, steps * kk), values.dtype)
     padded[:outer, :k] = values
     return padded.reshape(rows, panel, steps, kk).transpose(0, 2, 1, 3).reshape(-1)
 
 
-def unpacked(outer: int, k: int, panel: int, kk: int) -> np.ndarray:
+def unpacked(outer: int, k: int, panel: int, kk: int, multiple: int = 0) -> np.ndarray:
     """Where `pack` puts each element of an (outer, k) array."""
     i, p = np.arange(outer)[:, None], np.arange(k)[None, :]
-    return ((i // panel) * -(-k // kk) + p // kk) * panel * kk + (i % panel) * kk + p % kk
+    return ((i // panel) * _steps(k, kk, multiple) + p // kk) * panel * kk + (i % panel) * kk + p % kk
+
+
+def _steps(k: int, kk: int, multiple: int) -> int:
+    """Groups of kk values in a padded panel."""
+    return -(-k // (multiple or kk)) * (multiple or kk) // kk

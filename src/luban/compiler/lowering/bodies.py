@@ -41,6 +41,13 @@ def uses_index(op: Operation) -> bool:
     return any(inner.name == "graph.index" for inner in op.regions[0].block.ops) if op.regions else False
 
 
+def reduction_kind(op: Operation, i: int) -> str:
+    """How result `i` of a reduction combines. Booleans are one bit, for which a signed maximum would be the minimum."""
+    kind = op.properties["kinds"].data[i].data  # type: ignore[union-attr]
+    one_bit = getattr(getattr(op.results[i].type.dtype, "width", None), "data", 0) == 1  # type: ignore[attr-defined]
+    return {"max": "or", "min": "and"}.get(kind, kind) if one_bit else kind
+
+
 def identity(b: KernelBuilder, kind: str, ty: Attribute) -> SSAValue:
     """The neutral element of a reduction."""
     is_float = ty.name in ("f16", "f32", "f64", "bf16")
@@ -108,4 +115,4 @@ def _copy_random(b: KernelBuilder, op: Operation, operands: list[SSAValue], inde
 
 _COPIERS = {"graph.index": _copy_index, "graph.dim": _copy_dim, "graph.load": _copy_load, "graph.random": _copy_random}
 
-__all__ = ["copy_body", "combine", "identity", "is_expensive", "uses_index"]
+__all__ = ["copy_body", "combine", "identity", "is_expensive", "reduction_kind", "uses_index"]

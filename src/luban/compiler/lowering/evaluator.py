@@ -61,7 +61,7 @@ class Evaluator:
             return self.value(value)
         if read is None:
             return self.buffer[value]
-        key = (value, tuple((id(a), s) for a, s in read[0].items()), read[1])
+        key = (value, frozenset((id(a), s) for a, s in read[0].items()), read[1])
         if key not in self.cache:
             self.cache[key] = self.b.load(self.buffer[value], *self.address(read[0]), read[1])
         return self.cache[key]

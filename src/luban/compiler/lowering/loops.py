@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from xdsl.dialects import arith
 from xdsl.ir import Attribute, SSAValue
 
-from luban.compiler.lowering.bodies import combine, identity
+from luban.compiler.lowering.bodies import combine, identity, reduction_kind
 from luban.compiler.lowering.builder import KernelBuilder
 from luban.compiler.lowering.registry import Lowered, Request
 from luban.compiler.lowering.evaluator import Evaluator
@@ -180,7 +180,7 @@ class _Emitter(Evaluator):
         reduces = [m for m in members if m.op.name == "graph.reduce"]
         carried = [(m, i) for m in reduces for i in range(len(m.op.results)) if m not in self.late or is_full_reduction(m, self.passes)]
         stores = [v for m in members if m.op.name == "graph.map" for v in m.op.results if v in self.leaving or v in scratch]
-        kinds = [m.op.properties["kinds"].data[i].data for m, i in carried]  # type: ignore[union-attr]
+        kinds = [reduction_kind(m.op, i) for m, i in carried]
         init = [identity(self.b, k, m.op.results[i].type.dtype) for k, (m, i) in zip(kinds, carried)]  # type: ignore[attr-defined]
 
         def body(values: Sequence[SSAValue]) -> list[SSAValue]:
@@ -252,7 +252,7 @@ class _Emitter(Evaluator):
 
     def _kind(self, value: SSAValue) -> str:
         member = self.member(value)
-        return member.op.properties["kinds"].data[list(member.op.results).index(value)].data  # type: ignore[union-attr]
+        return reduction_kind(member.op, list(member.op.results).index(value))
 
     def _open_accumulators(self, member: Member) -> None:
         width = self._width(member)

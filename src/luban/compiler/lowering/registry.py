@@ -22,12 +22,16 @@ from luban.targets.target import Target
 
 @dataclass(frozen=True)
 class Request:
-    """What a builder gets: the group, the kernel's name, the program's symbols and the chip."""
+    """What a builder gets: the group, the kernel's name, the program's symbols and the chip.
+
+    `tile_size` is the side of the cache blocks that a person asks for; None leaves it to the builder.
+    """
 
     group: graph.GroupOp
     name: str
     symbols: tuple[str, ...]
     target: Target
+    tile_size: int | None = None
 
 
 @dataclass(frozen=True)

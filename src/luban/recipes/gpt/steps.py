@@ -33,7 +33,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 def make(model: nn.Module, optimizer: torch.optim.Optimizer, options: Options) -> Step:
     """A function of (tokens, targets) that trains one step and returns the loss before it. Raises ConfigError."""
-    return _BACKENDS[options.backend](model, optimizer, options.clip)
+    return _BACKENDS[options.backend](model, optimizer, options)
 
 
 def _plain(forward: Any, model: nn.Module, optimizer: torch.optim.Optimizer, clip: float) -> Step:
@@ -50,22 +50,22 @@ def _plain(forward: Any, model: nn.Module, optimizer: torch.optim.Optimizer, cli
     return step
 
 
-def _eager(model: nn.Module, optimizer: torch.optim.Optimizer, clip: float) -> Step:
-    return _plain(model, model, optimizer, clip)
+def _eager(model: nn.Module, optimizer: torch.optim.Optimizer, options: Options) -> Step:
+    return _plain(model, model, optimizer, options.clip)
 
 
-def _inductor(model: nn.Module, optimizer: torch.optim.Optimizer, clip: float) -> Step:
+def _inductor(model: nn.Module, optimizer: torch.optim.Optimizer, options: Options) -> Step:
     if not shutil.which(os.environ.get("CXX", "g++")):
         raise ConfigError(
             "the backend inductor needs a C++ compiler and g++ is not installed; use --backend luban or eager"
         )
-    return _plain(torch.compile(model), model, optimizer, clip)
+    return _plain(torch.compile(model), model, optimizer, options.clip)
 
 
-def _luban(model: nn.Module, optimizer: torch.optim.Optimizer, clip: float) -> Step:
+def _luban(model: nn.Module, optimizer: torch.optim.Optimizer, options: Options) -> Step:
     import luban
 
-    return luban.train_step(model, None, optimizer, max_norm=clip)
+    return luban.train_step(model, None, optimizer, max_norm=options.clip, detect_nan=options.detect_nan)
 
 
 _BACKENDS = {"eager": _eager, "inductor": _inductor, "luban": _luban}

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from luban import __version__, events
-from luban.errors import ConfigError, LubanError
+from luban.errors import ConfigError, LubanError, NanError
 from luban.recipes import checkpoint, rundir
 from luban.recipes.gpt import data, nan, steps
 from luban.recipes.gpt.model import GPT, make_optimizer
@@ -112,7 +112,10 @@ def _one_step(job: Job, step_function: steps.Step) -> dict[str, Any]:
     steps.set_learning_rate(job.optimizer, rate)
     before = nan.snapshot(job.model) if options.detect_nan else None
     begin = time.perf_counter_ns()
-    loss = float(step_function(tokens, targets))
+    try:
+        loss = float(step_function(tokens, targets))
+    except NanError as error:
+        raise LubanError(_not_finite(job, number, error, before, tokens, targets)) from error
     end = time.perf_counter_ns()
     if not abs(loss) < float("inf") or (before is not None and not nan.finite(job.model)):
         raise LubanError(_not_finite(job, number, loss, before, tokens, targets))
@@ -130,13 +133,17 @@ def _one_step(job: Job, step_function: steps.Step) -> dict[str, Any]:
 
 
 def _not_finite(
-    job: Job, number: int, loss: float, before: list[Tensor] | None, tokens: Tensor, targets: Tensor
+    job: Job, number: int, loss: float | NanError, before: list[Tensor] | None, tokens: Tensor, targets: Tensor
 ) -> str:
+    """What is said of a step that gave a loss or parameters that are not finite, or stopped at a NaN."""
     kept = checkpoint.steps(job.checkpoints)
     where = f"; the checkpoint of step {kept[-1]} is intact" if kept else ""
     if before is None:
         return f"the loss of step {number} is {loss}: try a smaller --lr, or --detect-nan to see where it began{where}"
     cause = nan.locate(job.model, before, tokens, targets)
+    if isinstance(loss, NanError):
+        first = "its inputs hold a NaN" if loss.kernel is None else f"the kernel {loss.kernel} is the first to make a NaN"
+        return f"step {number} stopped: {first}, and {cause}; try a smaller --lr{where}"
     return f"step {number} is not finite (loss {loss}): {cause}; try a smaller --lr{where}"
 
 

@@ -10,6 +10,7 @@ from luban.compiler.codegen.llvm import (  # noqa: F401 (they register emitters)
     integer_ops,
     loops,
     memory,
+    packing,
     random,
     scalar_ops,
     scratch,

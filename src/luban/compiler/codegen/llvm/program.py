@@ -8,6 +8,7 @@ from typing import Literal
 
 from luban.compiler.codegen.llvm.dims import emit_dim
 from luban.compiler.codegen.llvm.emitter import Function, Module
+from luban.compiler.codegen.llvm.nan_checks import NanCheck, emit_checks
 from luban.symbolic import Dim
 
 ENTRY = "luban_entry"
@@ -25,18 +26,22 @@ class Call:
     kernel    name of a function `void @kernel(ptr..., i64..., ptr rt)` of the module
     pointers  its buffers: ("arg", i, byte offset) in the caller's argument i, ("temp", j, byte offset) in temporary j
     dims      values of its symbols, in its own order, as dims over the program's symbols
+    checks    what is searched for a NaN after it
     """
 
     kernel: str
     pointers: tuple[Operand, ...]
     dims: tuple[Dim, ...] = ()
+    checks: tuple[NanCheck, ...] = ()
 
 
-def emit_entry(module: Module, calls: Sequence[Call], symbols: Sequence[str], name: str = ENTRY) -> None:
+def emit_entry(
+    module: Module, calls: Sequence[Call], symbols: Sequence[str], name: str = ENTRY, first: Sequence[NanCheck] = ()
+) -> None:
     """Adds the program's only visible function; `symbols` are the program's symbols in the order of its `syms` array.
 
     When the run asks for it, every call is stamped: nanoseconds of the monotonic clock before and after it go to
-    stamps[2 * k] and stamps[2 * k + 1] of the k-th call.
+    stamps[2 * k] and stamps[2 * k + 1] of the k-th call. `first` is searched for NaNs before the first call.
     """
     parameters = [("ptr", p) for p in ("args", "syms", "arena", "offsets", "rt")]
     fn = Function(module, name, "void", parameters, "", "nounwind")
@@ -44,12 +49,14 @@ def emit_entry(module: Module, calls: Sequence[Call], symbols: Sequence[str], na
     stamps = fn.op(f"load ptr, ptr {fn.op(f'getelementptr i8, ptr %rt, i64 {STAMPS_AT}')}, align 8")
     if calls:
         _add_stamp(module)
+    emit_checks(fn, first, values, lambda place: _pointer(fn, place, values))
     for number, call in enumerate(calls):
         arguments = [("ptr", _pointer(fn, operand, values)) for operand in call.pointers]
         arguments += [("i64", emit_dim(fn, dim, values)) for dim in call.dims]
         fn.call("void", f"@{_STAMP}", [("ptr", stamps), ("i64", str(2 * number))])
         fn.call("void", f"@{call.kernel}", [*arguments, ("ptr", "%rt")])
         fn.call("void", f"@{_STAMP}", [("ptr", stamps), ("i64", str(2 * number + 1))])
+        emit_checks(fn, call.checks, values, lambda place: _pointer(fn, place, values))
     fn.emit("ret void")
     module.add(fn)
 

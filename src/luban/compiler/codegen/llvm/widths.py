@@ -37,11 +37,27 @@ def choose_copies(op: Any, width: int, trip: int | None, reduces: bool) -> int:
     )
     if not latency:
         most = max(1, min(most, _POINTWISE_LANES // width))
+    together = [d for d in divisors_of(op) if d % width == 0]
+    most = next(copies for copies in range(most, 0, -1) if all(d % (width * copies) == 0 for d in together))
     if trip is None:
         return most
     fitting = [copies for copies in range(most, 0, -1) if trip >= width * copies]
     exact = [copies for copies in fitting if trip % (width * copies) == 0]
     return next(iter(exact or fitting), 1)
+
+
+def divisors_of(op: Any) -> list[int]:
+    """The numbers by which indices are divided inside: lanes in flight that never cross a multiple stay neighbours."""
+    found = []
+    for inner in op.walk():
+        if inner.name in ("arith.divui", "arith.remui"):
+            owner = inner.operands[1].owner
+            name = getattr(owner, "name", "")
+            number = (
+                owner.value.value.data if name == "arith.constant" else owner.value.data[0] if name == "tile.dim" else 0
+            )
+            found += [number] if isinstance(number, int) and number > 0 else []
+    return found
 
 
 def weight_of(op: Any) -> int:

@@ -40,7 +40,7 @@ def power_of_two(n: int) -> int:
 
 
 def blocks_of(target: Target) -> Blocks:
-    """Block sizes for a target: a step leaves room for sixteen float32 values in the core's own memory, a row for four."""
+    """Block sizes for a target: the core's own memory holds sixteen float32 blocks of a step, four of a row."""
     scratch = target.l1_bytes
     lanes = max(power_of_two(scratch // (4 * 16) + 1) // 2, 16)
     return Blocks(lanes, 4 * lanes, scratch, target.line_bytes)

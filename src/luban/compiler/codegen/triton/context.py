@@ -131,8 +131,9 @@ class Context:
     # ---- values
 
     def buffer(self, value: SSAValue) -> str:
-        """The pointer argument of a buffer."""
-        return self.use_argument(self.buffers[value])
+        """The pointer to a buffer: an argument, or a variable in `scratch`."""
+        own = self.scratch.get(value)
+        return own if isinstance(own, str) else self.use_argument(self.buffers[value])
 
     def give(self, result: SSAValue, value: Value, hint: str = "t") -> None:
         """Defines an IR value: in place where it is short and used once, right here, else as a variable."""
@@ -147,7 +148,9 @@ class Context:
         """A value that is the same in all lanes. Raises ConfigError for one that differs."""
         found = self.values[value]
         if found.axes:
-            raise ConfigError(f"{what} in kernel {self.kernel} differs among lanes; it has to be the same for all of them")
+            raise ConfigError(
+                f"{what} in kernel {self.kernel} differs among lanes; it has to be the same for all of them"
+            )
         return found
 
     # ---- lanes
@@ -200,6 +203,7 @@ def emit_op(ctx: Context, op: Operation) -> None:
     emitter = _EMITTERS.get(op.name)
     if emitter is None:
         raise ConfigError(
-            f"the Triton code generator has no rule for {op.name} (kernel {ctx.kernel}); lower it to operations that it has"
+            f"the Triton code generator has no rule for {op.name} (kernel {ctx.kernel}); "
+            "lower it to operations that it has"
         )
     emitter(ctx, op)

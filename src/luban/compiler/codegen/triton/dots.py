@@ -12,10 +12,17 @@ from xdsl.ir import Attribute, Operation, SSAValue
 
 from luban.compiler.codegen.triton.context import Context, Lanes, emit_block, emits
 from luban.compiler.codegen.triton.expressions import (
-    ADD, ATOM, MUL, Value, binary, literal, plain_number, tl_type,
+    ADD,
+    ATOM,
+    MUL,
+    Value,
+    binary,
+    literal,
+    plain_number,
+    tl_type,
 )  # fmt: skip
-from luban.compiler.codegen.triton.extents import as_dim
-from luban.compiler.codegen.triton.loops import PythonLoop, as_index, counted, stored_in
+from luban.compiler.codegen.triton.extents import as_dim, upper_bound
+from luban.compiler.codegen.triton.loops import PythonLoop, as_index, counted, stored_in, touched_in
 from luban.compiler.codegen.triton.memory import barrier, forget, linear, pointer
 from luban.compiler.ir import tile
 from luban.errors import ConfigError
@@ -27,20 +34,24 @@ _ROW, _COLUMN, _BOTH = frozenset({0}), frozenset({1}), frozenset({0, 1})
 
 @dataclass(frozen=True)
 class Side:
-    """How a dot reads one operand, element (i, p): strided from `base`, or packed; rows are live below `limits`."""
+    """How a dot reads one operand, element (i, p): strided from `base`, or packed.
+
+    Read from what was to be packed, i begins at `shift` (a value and what it counts, in rows) and ends at `limit`.
+    """
 
     buffer: SSAValue
     base: SSAValue
     strides: tuple[Dim, Dim]
     panel: int
     kk: int
-    limits: tuple[SSAValue, ...]
     element: Attribute
+    shift: tuple[SSAValue, int] | None = None
+    limit: SSAValue | None = None
 
 
 def readable_sources(kernel: tile.KernelOp) -> tuple[dict[tuple[Operation, str], tile.PackOp], frozenset[Operation]]:
     """For dots, the pack whose source they can read directly; and the packs (and their memory) that become nothing."""
-    stored = stored_in(kernel.body.block)
+    stored = stored_in(kernel)
     sources: dict[tuple[Operation, str], tile.PackOp] = {}
     gone: set[Operation] = set()
     for pack in (op for op in kernel.walk() if isinstance(op, tile.PackOp)):
@@ -58,12 +69,26 @@ def _sides_of(dot: tile.DotOp, buffer: SSAValue) -> list[str]:
 
 
 def _reads_all(dot: tile.DotOp, side: str, pack: tile.PackOp) -> bool:
-    """Whether a dot reads the packed block from its start, in its layout, after it was packed."""
+    """Whether a dot reads the packed block in its layout from the start of a panel, after it was packed."""
     panel = dot.a_panel if side == "a" else dot.b_panel
     base = dot.a_base if side == "a" else dot.b_base
     same_k = dot.k is pack.k or (as_dim(dot.k) is not None and as_dim(dot.k) == as_dim(pack.k))
-    same = panel.data == pack.panel.data and dot.kk.data == pack.kk.data and same_k and as_dim(base) == 0
-    return same and _comes_before(pack, dot)
+    kk = dot.groups[0 if side == "a" else 1]
+    same = panel.data == pack.panel.data and kk == pack.kk.data and dot.padding == pack.padding and same_k
+    return same and (as_dim(base) == 0 or _shift(base, pack) is not None) and _comes_before(pack, dot)
+
+
+def _shift(base: SSAValue, pack: tile.PackOp) -> tuple[SSAValue, int] | None:
+    """For a base that is a value times whole panels of numbers: that value, and the rows that one of it means."""
+    k, owner = as_dim(pack.k), base.owner
+    if not isinstance(k, int) or k <= 0 or not isinstance(owner, Operation) or owner.name != "arith.muli":
+        return None
+    whole = -(-k // pack.padding) * pack.padding * pack.panel.data
+    for value, factor in (owner.operands, reversed(owner.operands)):
+        number = as_dim(factor)
+        if isinstance(number, int) and number % whole == 0:
+            return value, number // whole * pack.panel.data
+    return None
 
 
 def _comes_before(first: Operation, second: Operation) -> bool:
@@ -92,7 +117,8 @@ def dot_type(dot: tile.DotOp) -> Attribute:
 
 def block_sizes(ctx: Context, dot: tile.DotOp) -> tuple[int, int, int]:
     """Rows, columns and depth of a dot's blocks."""
-    numbers = [d if isinstance(d, int) else None for d in (as_dim(dot.m), as_dim(dot.n), as_dim(dot.k))]
+    bounds = (upper_bound(v) for v in (dot.m, dot.n, dot.k))
+    numbers = [d if isinstance(d, int) else None for d in bounds]
     name = tl_type(dot_type(dot)).removeprefix("tl.")
     return ctx.blocks.dot(name, *numbers)
 
@@ -102,7 +128,7 @@ def _dot(ctx: Context, dot: tile.DotOp) -> None:
     rows, columns, depth = block_sizes(ctx, dot)
     m, n = (ctx.scalar(v, "the size of a dot") for v in (dot.m, dot.n))
     a, b = _side(ctx, dot, "a"), _side(ctx, dot, "b")
-    with tiles(ctx, m, n, rows, columns, stored_in(dot.body.block), ctx.dot_tiles) as (i, j):
+    with tiles(ctx, m, n, rows, columns, dot) as (i, j):
         ctx.widest = max(ctx.widest, rows * columns)
         total = _multiply(ctx, dot, (a, b), (i, j), depth)
         with ctx.lanes(i, j):
@@ -120,24 +146,32 @@ def _body(ctx: Context, dot: tile.DotOp, total: str, i: Lanes, j: Lanes) -> None
 
 
 @contextmanager
-def tiles(
-    ctx: Context, m: Value, n: Value, rows: int, columns: int, stored: set[SSAValue], programs: bool
-) -> Iterator[tuple[Lanes, Lanes]]:
-    """The tiles of an m x n block, one after another or one a program of the grid's axes 1 and 2."""
-    if programs:
+def tiles(ctx: Context, m: Value, n: Value, rows: int, columns: int, op: Operation) -> Iterator[tuple[Lanes, Lanes]]:
+    """The tiles of an m x n block, in which `op` is done: one after another, or as programs of the grid's axes 1, 2."""
+    if ctx.dot_tiles:
         starts = [Value(f"tl.program_id({axis}).to(tl.int64)", i64) for axis in (1, 2)]
-        yield _tile_lanes(ctx, binary("*", starts[0], literal(rows, i64), MUL), binary("*", starts[1], literal(columns, i64), MUL), m, n, rows, columns)
+        yield _tile_lanes(
+            ctx,
+            binary("*", starts[0], literal(rows, i64), MUL),
+            binary("*", starts[1], literal(columns, i64), MUL),
+            m,
+            n,
+            rows,
+            columns,
+        )
         return
-    zero = literal(0, i64)
+    zero, stored, touched = literal(0, i64), stored_in(op), touched_in(op)
     head, name = counted(ctx, "row", zero, m, rows)
-    with PythonLoop(ctx, head, stored):
+    with PythonLoop(ctx, head, stored, touched):
         row = as_index(ctx, name)
         head, name = counted(ctx, "column", zero, n, columns)
-        with PythonLoop(ctx, head, stored):
+        with PythonLoop(ctx, head, stored, touched):
             yield _tile_lanes(ctx, row, as_index(ctx, name), m, n, rows, columns)
 
 
-def _tile_lanes(ctx: Context, row: Value, column: Value, m: Value, n: Value, rows: int, columns: int) -> tuple[Lanes, Lanes]:
+def _tile_lanes(
+    ctx: Context, row: Value, column: Value, m: Value, n: Value, rows: int, columns: int
+) -> tuple[Lanes, Lanes]:
     i = ctx.assign("i", f"({row.at(ADD)} + tl.arange(0, {rows}))[:, None]")
     j = ctx.assign("j", f"({column.at(ADD)} + tl.arange(0, {columns}))[None, :]")
     return (
@@ -153,14 +187,18 @@ def _divides(step: int, extent: Value) -> bool:
 def _side(ctx: Context, dot: tile.DotOp, side: str) -> Side:
     """How an operand is read: as the dot says, or from what was to be packed."""
     buffer, base, strides, panel, outer = (
-        (dot.a, dot.a_base, dot.a_strides, dot.a_panel, dot.m) if side == "a" else (dot.b, dot.b_base, dot.b_strides, dot.b_panel, dot.n)
+        (dot.a, dot.a_base, dot.a_strides, dot.a_panel, dot.m)
+        if side == "a"
+        else (dot.b, dot.b_base, dot.b_strides, dot.b_panel, dot.n)
     )
     pack = ctx.sources.get((dot, side))
     if pack is None:
-        return Side(buffer, base, strides.data, panel.data, dot.kk.data, (), buffer.type.dtype)  # type: ignore[attr-defined]
+        kk = dot.groups[0 if side == "a" else 1]
+        return Side(buffer, base, strides.data, panel.data, kk, buffer.type.dtype)  # type: ignore[attr-defined]
+    shift = None if as_dim(base) == 0 else _shift(base, pack)
     same = outer is pack.outer or (as_dim(outer) is not None and as_dim(outer) == as_dim(pack.outer))
-    limits = () if same else (pack.outer,)
-    return Side(pack.source, pack.base, pack.strides.data, 0, 0, limits, pack.target.type.dtype)
+    limit = None if same and shift is None else pack.outer
+    return Side(pack.source, pack.base, pack.strides.data, 0, 0, pack.target.type.dtype, shift, limit)
 
 
 def _multiply(ctx: Context, dot: tile.DotOp, sides: tuple[Side, Side], at: tuple[Lanes, Lanes], depth: int) -> str:
@@ -171,28 +209,42 @@ def _multiply(ctx: Context, dot: tile.DotOp, sides: tuple[Side, Side], at: tuple
     ctx.line(f"{total} = tl.zeros([{rows}, {columns}], {sums})")
     k = ctx.scalar(dot.k, "the depth of a dot")
     head, name = counted(ctx, "k", literal(0, i64), k, depth)
-    with PythonLoop(ctx, head, set()):
+    with PythonLoop(ctx, head, set(), {side.buffer for side in sides}):
         start = as_index(ctx, name)
         depths = ctx.assign("p", f"{start.text} + tl.arange(0, {depth})")
         live = None if _divides(depth, k) else f"({depths} < {k.at(ATOM)})"
-        blocks = [_operand(ctx, dot, side, lanes, depths, live, k, first) for side, lanes, first in zip(sides, at, (True, False), strict=True)]
-        options = ', input_precision="ieee"' if dot_type(dot) == f32 else ", out_dtype=tl.int32" if dot_type(dot) == i8 else ""
+        blocks = [
+            _operand(ctx, dot, side, lanes, depths, live, k, first)
+            for side, lanes, first in zip(sides, at, (True, False), strict=True)
+        ]
+        options = (
+            ', input_precision="ieee"'
+            if dot_type(dot) == f32
+            else ", out_dtype=tl.int32"
+            if dot_type(dot) == i8
+            else ""
+        )
         ctx.line(f"{total} = tl.dot({blocks[0]}, {blocks[1]}, {total}{options})")
     return total
 
 
-def _operand(ctx: Context, dot: tile.DotOp, side: Side, lanes: Lanes, depths: str, live: str | None, k: Value, first: bool) -> str:
+def _operand(
+    ctx: Context, dot: tile.DotOp, side: Side, lanes: Lanes, depths: str, live: str | None, k: Value, first: bool
+) -> str:
     """One operand's block: rows by depth for the left one, depth by columns for the right one."""
     along = "[None, :]" if first else "[:, None]"
     outer = Value(lanes.index, i64, _ROW if first else _COLUMN)
     inner = Value(f"{depths}{along}", i64, _COLUMN if first else _ROW)
     base = ctx.values[side.base]
+    if side.shift is not None:
+        outer = linear([(ctx.values[side.shift[0]], side.shift[1]), (outer, 1)], 0)
     if side.panel:
-        index = packed_index(base, outer, inner, k, side.panel, side.kk)
+        index = packed_index(base, outer, inner, k, side.panel, side.kk, dot.padding)
     else:
         index = linear([(base, 1), (outer, side.strides[0]), (inner, side.strides[1])], 0)
     masks = [m for m in (lanes.mask, f"{live}{along}" if live else None) if m]
-    masks += [f"({lanes.index} < {ctx.values[limit].at(ATOM)})" for limit in side.limits]
+    if side.limit is not None:
+        masks.append(f"({outer.at(ADD)} < {ctx.values[side.limit].at(ATOM)})")
     address = pointer(ctx, side.buffer, index)
     if ctx.hazards.load(side.buffer, None):
         barrier(ctx)
@@ -204,9 +256,9 @@ def _operand(ctx: Context, dot: tile.DotOp, side: Side, lanes: Lanes, depths: st
     return ctx.assign("a" if first else "b", value.text)
 
 
-def packed_index(base: Value, outer: Value, inner: Value, k: Value, panel: int, kk: int) -> Value:
-    """Where tile.pack puts element (outer, inner) of an operand of depth k."""
-    steps = literal(-(-k.number // kk), i64) if k.number is not None else Value(f"({k.at(ADD)} + {kk - 1}) // {kk}", i64, level=MUL)
+def packed_index(base: Value, outer: Value, inner: Value, k: Value, panel: int, kk: int, multiple: int) -> Value:
+    """Where tile.pack puts element (outer, inner) of an operand of depth k, which it pads to a multiple."""
+    steps = _steps(k, kk, multiple)
     size = literal(panel * kk, i64)
     across = literal(steps.number * size.number, i64) if steps.number is not None else binary("*", steps, size, MUL)
     terms: list[tuple[Value, Any]] = [
@@ -220,12 +272,20 @@ def packed_index(base: Value, outer: Value, inner: Value, k: Value, panel: int, 
     return linear([*terms, (steps_in, panel * kk), (binary("%", inner, literal(kk, i64), MUL), 1)], 0)
 
 
+def _steps(k: Value, kk: int, multiple: int) -> Value:
+    """Groups of kk values in a padded panel."""
+    if k.number is not None:
+        return literal(-(-k.number // multiple) * (multiple // kk), i64)
+    times = f" * {multiple // kk}" if multiple > kk else ""
+    return Value(f"({k.at(ADD)} + {multiple - 1}) // {multiple}{times}", i64, level=MUL)
+
+
 @emits("tile.pack")
 def _pack(ctx: Context, op: tile.PackOp) -> None:
     """Copies a block, and zeros for its padding, tile by tile."""
     outer, k, base = (ctx.held(ctx.scalar(v, "the size of a pack")) for v in (op.outer, op.k, op.base))
     panel, kk = op.panel.data, op.kk.data
-    with tiles(ctx, _padded(outer, panel), _padded(k, kk), COPY, COPY, {op.target}, ctx.dot_tiles) as (i, j):
+    with tiles(ctx, _padded(outer, panel), _padded(k, op.padding), COPY, COPY, op) as (i, j):
         ctx.widest = max(ctx.widest, COPY * COPY)
         row, column = Value(i.index, i64, _ROW), Value(j.index, i64, _COLUMN)
         index = linear([(base, 1), (row, op.strides.data[0]), (column, op.strides.data[1])], 0)
@@ -236,7 +296,7 @@ def _pack(ctx: Context, op: tile.PackOp) -> None:
         value = ctx.assign("x", f"tl.load({pointer(ctx, op.source, index)}, mask={inside}, other={zero})")
         if ctx.hazards.store(op.target, None):
             barrier(ctx)
-        where = packed_index(literal(0, i64), row, column, k, panel, kk)
+        where = packed_index(literal(0, i64), row, column, k, panel, kk, op.padding)
         live = " & ".join(m for m in (i.mask, j.mask) if m)
         kept = f".to({tl_type(op.target.type.dtype)})" if op.target.type.dtype != op.source.type.dtype else ""  # type: ignore[attr-defined]
         ctx.line(f"tl.store({pointer(ctx, op.target, where)}, {value}{kept}{', mask=' + live if live else ''})")
@@ -248,5 +308,3 @@ def _padded(extent: Value, step: int) -> Value:
     if extent.number is not None:
         return literal(-(-extent.number // step) * step, i64)
     return Value(f"({extent.at(ADD)} + {step - 1}) // {step} * {step}", i64, level=MUL) if step > 1 else extent
-
-

@@ -1,4 +1,4 @@
-"""Pieces of Triton source: typed texts that know how tightly they bind, literals, names of types, dims as expressions."""
+"""Pieces of Triton source: typed texts that know how tightly they bind, literals, names of types, dims as text."""
 
 from __future__ import annotations
 
@@ -102,9 +102,10 @@ def binary(sign: str, a: Value, b: Value, level: int, ty: Attribute | None = Non
 
 
 def call(name: str, *operands: Value, ty: Attribute | None = None) -> Value:
-    """name(operands), literals typed."""
+    """name(operands); literals are typed for functions that do not begin by making tensors of them."""
     axes = frozenset().union(*(v.axes for v in operands))
-    return Value(f"{name}({', '.join(typed(v) for v in operands)})", ty or operands[0].type, axes)
+    texts = [v.text if name.startswith("tl.") else typed(v) for v in operands]
+    return Value(f"{name}({', '.join(texts)})", ty or operands[0].type, axes)
 
 
 def typed(value: Value) -> str:
@@ -122,6 +123,8 @@ def dim_text(dim: Dim, device: bool) -> str:
     terms = []
     for factors, c in dim.terms:
         texts = [_factor(f, device) for f in factors]
+        alone = len(texts) == 1 and c == 1
+        texts = [t if alone or " " not in t or t.startswith(("max(", "min(", "tl.")) else f"({t})" for t in texts]
         terms.append(" * ".join([*texts, *([str(c)] if c != 1 or not texts else [])]))
     return " + ".join(terms)
 
@@ -140,7 +143,8 @@ def _factor(factor: str, device: bool) -> str:
         return factor
     kind, a, b = parts[0], *(dim_text(parse(p), device) for p in parts[1:])
     if kind in ("floordiv", "mod"):
-        return f"(({a}) {'//' if kind == 'floordiv' else '%'} ({b}))"
+        a, b = (f"({t})" if " " in t else t for t in (a, b))
+        return f"{a} {'//' if kind == 'floordiv' else '%'} {b}"
     if device:
         return f"tl.{'maximum' if kind == 'max' else 'minimum'}({a}, {b})"
     return f"{kind}({a}, {b})"

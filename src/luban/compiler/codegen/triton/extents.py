@@ -41,7 +41,8 @@ def as_dim(value: SSAValue) -> Dim | None:
     if owner.name not in _DIMS:
         return None
     a, b = (as_dim(v) for v in owner.operands)
-    if a is None or b is None or (b == 0 and "i" == owner.name[-1] and owner.name.startswith(("arith.div", "arith.rem"))):
+    divides = owner.name.startswith(("arith.div", "arith.floordiv", "arith.rem"))
+    if a is None or b is None or (divides and b == 0):
         return None
     return _DIMS[owner.name](a, b)
 

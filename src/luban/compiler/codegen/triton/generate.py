@@ -78,7 +78,9 @@ def generate(kernel_op: tile.KernelOp, target: Target) -> TritonKernel:
 def _open(op: tile.KernelOp, target: Target) -> _Kernel:
     sources, skip = readable_sources(op)
     symbols = tuple(s.data for s in op.symbols)
-    stored = {o.buffer for o in op.walk() if isinstance(o, tile.StoreOp)} | {o.target for o in op.walk() if isinstance(o, tile.PackOp)}
+    stored = {o.buffer for o in op.walk() if isinstance(o, tile.StoreOp)} | {
+        o.target for o in op.walk() if isinstance(o, tile.PackOp)
+    }
     read = {v for o in op.walk() if not isinstance(o, tile.StoreOp) for v in o.operands}
     buffers = {}
     for i, arg in enumerate(a for a in op.body.block.args if isinstance(a.type, BufferType)):
@@ -89,7 +91,9 @@ def _open(op: tile.KernelOp, target: Target) -> _Kernel:
         name = f"kernel_{name}"
     clash = [s for s in symbols if s in _ALWAYS or s in buffers.values() or re.fullmatch(r"work\d+", s)]
     if clash:
-        raise ConfigError(f"the symbol {clash[0]} of kernel {name} has a name that Triton source uses otherwise; rename it")
+        raise ConfigError(
+            f"the symbol {clash[0]} of kernel {name} has a name that Triton source uses otherwise; rename it"
+        )
     return _Kernel(op, name, blocks_of(target), buffers, symbols, sources, skip)  # type: ignore[arg-type]
 
 
@@ -101,7 +105,11 @@ def _share(kernel: _Kernel, phases: list[Phase]) -> None:
                 kernel.spilled[value] = kernel.workspace(value.type, 1)
     for op in kernel.op.body.block.ops:
         users = [p for p in phases if op in p.head]
-        if isinstance(op, tile.AllocOp) and op not in kernel.skip and (len(users) > 1 or any(p.kind != "single" for p in users)):
+        if (
+            isinstance(op, tile.AllocOp)
+            and op not in kernel.skip
+            and (len(users) > 1 or any(p.kind != "single" for p in users))
+        ):
             kernel.buffers[op.buffer] = kernel.workspace(op.buffer.type.dtype, op.elements.data[0])  # type: ignore[attr-defined]
 
 
@@ -131,7 +139,9 @@ def _entry(kernel: _Kernel, phase: Phase, name: str) -> tuple[Entry, list[str]]:
     if phase.kind in ("parallel", "lanes"):
         ctx.line("program = tl.program_id(0).to(tl.int64)")
         ctx.program = "program"
-    for arg, symbol in zip(kernel.op.body.block.args[len(kernel.op.body.block.args) - len(kernel.symbols) :], kernel.symbols, strict=True):
+    for arg, symbol in zip(
+        kernel.op.body.block.args[len(kernel.op.body.block.args) - len(kernel.symbols) :], kernel.symbols, strict=True
+    ):
         ctx.values[arg] = Value(symbol, i64)
     for op in phase.head:
         emit_op(ctx, op)
@@ -161,13 +171,15 @@ def _grid(kernel: _Kernel, phase: Phase) -> tuple[Dim, ...]:
         assert isinstance(op, tile.ForOp)
         trip = exact_trip(op.lower, op.upper)
         if trip is None:
-            raise ConfigError(f"the bounds of a parallel loop in kernel {kernel.name} depend on data; compute them from sizes")
+            raise ConfigError(
+                f"the bounds of a parallel loop in kernel {kernel.name} depend on data; compute them from sizes"
+            )
         first = trip if phase.kind == "parallel" else _up(trip, _lane_count(kernel.blocks, trip))
     if phase.dot is None:
         return (first,)
     dot = phase.dot
     if isinstance(dot, tile.PackOp):
-        steps = ((dot.outer, dot.panel.data, COPY), (dot.k, dot.kk.data, COPY))
+        steps = ((dot.outer, dot.panel.data, COPY), (dot.k, dot.padding, COPY))
     else:
         assert isinstance(dot, tile.DotOp)
         rows, columns, _ = block_sizes(Context(kernel.name, kernel.blocks, {}), dot)
@@ -194,7 +206,9 @@ def _write_parallel(ctx: Context, phase: Phase) -> None:
     op = phase.operations[0]
     assert isinstance(op, tile.ForOp)
     lower, program = ctx.values[op.lower], Value("program", i64)
-    ctx.values[op.body.block.args[0]] = program if lower.number == 0 else ctx.held(binary("+", lower, program, ADD), "i")
+    ctx.values[op.body.block.args[0]] = (
+        program if lower.number == 0 else ctx.held(binary("+", lower, program, ADD), "i")
+    )
     emit_block(ctx, op.body.block)
 
 
@@ -219,4 +233,3 @@ def _write_all(ctx: Context, phase: Phase) -> None:
 
 
 _WRITERS = {"parallel": _write_parallel, "lanes": _write_lanes, "tiles": _write_all, "single": _write_all}
-

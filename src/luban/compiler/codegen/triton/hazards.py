@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from xdsl.ir import SSAValue
 
 Key = str | None  # the address as text; None where it may be anything
+SCALAR = ""  # the key of scalars, wherever they are
 Accesses = dict[SSAValue, set[Key]]
 
 
@@ -26,15 +27,21 @@ class Hazards:
 
     def load(self, buffer: SSAValue, key: Key) -> bool:
         """Notes a load; whether a barrier has to stand before it."""
-        wait = _conflict(self.writes.get(buffer, set()), key)
+        wait = _crosses(self.writes.get(buffer, set()), key)
         self._note(0, self.reads, buffer, key, wait)
         return wait
 
     def store(self, buffer: SSAValue, key: Key) -> bool:
         """Notes a store; whether a barrier has to stand before it."""
-        wait = _conflict(self.reads.get(buffer, set()) | self.writes.get(buffer, set()), key)
+        wait = _crosses(self.reads.get(buffer, set()), key) or _differ(self.writes.get(buffer, {key}) | {key})
         self._note(1, self.writes, buffer, key, wait)
         return wait
+
+    def before_loop(self, touched: set[SSAValue], stored: set[SSAValue]) -> bool:
+        """Whether a loop that touches and stores these had better wait once, before it starts."""
+        return any(None in self.writes.get(v, ()) for v in touched) or any(
+            None in self.reads.get(v, ()) for v in stored
+        )
 
     def _note(self, kind: int, accesses: Accesses, buffer: SSAValue, key: Key, wait: bool) -> None:
         if wait:
@@ -62,12 +69,13 @@ class Hazards:
     def needs_tail(self) -> bool:
         """Whether what an iteration stores may be touched by another thread in the next one."""
         reads, writes = self.bodies[-1]
-        return any(buffer in reads and _differ(reads[buffer] | keys) for buffer, keys in writes.items())
+        return any(buffer in reads and _crosses(reads[buffer] | keys, *keys) for buffer, keys in writes.items())
 
 
 def _differ(keys: set[Key]) -> bool:
     return None in keys or len(keys) > 1
 
 
-def _conflict(known: set[Key], key: Key) -> bool:
-    return bool(known) and _differ(known | {key})
+def _crosses(known: set[Key], *keys: Key) -> bool:
+    """Whether a thread may meet with another's access: all read a scalar, one writes it."""
+    return bool(known) and (_differ(known | set(keys)) or SCALAR in known)

@@ -65,7 +65,9 @@ ATANH = '''
 @triton.jit
 def atanh(x):
     """The inverse hyperbolic tangent."""
-    return 0.5 * log1p(2.0 * x / (1.0 - x))
+    a = tl.abs(x)
+    t = 0.5 * log1p(2.0 * a / (1.0 - a))
+    return tl.where(x < 0.0, -t, t)
 '''
 TRUNC = '''
 @triton.jit

@@ -11,17 +11,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from xdsl.dialects.builtin import i64
-from xdsl.ir import Block, SSAValue
+from xdsl.dialects.builtin import f32, i1, i64
+from xdsl.ir import Operation, SSAValue
 
 from luban.compiler.codegen.triton.blocks import power_of_two
 from luban.compiler.codegen.triton.context import Context, Lanes, emit_block, emits
-from luban.compiler.codegen.triton.expressions import ADD, ATOM, Value
+from luban.compiler.codegen.triton.expressions import ADD, ATOM, Value, is_half, literal
 from luban.compiler.codegen.triton.extents import exact_trip, trip_bound
 from luban.compiler.codegen.triton.memory import barrier, forget
 from luban.compiler.codegen.triton.reductions import combined, identity, reduced
 from luban.compiler.codegen.triton.scalar_ops import where
 from luban.compiler.ir import tile
+from luban.compiler.ir.attributes import BufferType
 
 _BLOCK_LEVEL = ("tile.dot", "tile.pack")
 
@@ -34,11 +35,11 @@ def holds_blocks(op: tile.ForOp) -> bool:
 
 @emits("tile.for")
 def _for(ctx: Context, op: tile.ForOp) -> None:
-    if op.role.data == "vector" and not ctx.axes and not holds_blocks(op):
+    if exact_trip(op.lower, op.upper) == 1:
+        _emit_once(ctx, op)
+    elif op.role.data == "vector" and not ctx.axes and not holds_blocks(op):
         bound = trip_bound(op.lower, op.upper)
-        if bound == 1 and exact_trip(op.lower, op.upper) == 1:
-            emit_once(ctx, op)
-        elif bound is not None and bound <= ctx.blocks.row:
+        if bound is not None and bound <= ctx.blocks.row:
             _emit_one_block(ctx, op, power_of_two(bound))
         else:
             _emit_blocks(ctx, op)
@@ -46,7 +47,7 @@ def _for(ctx: Context, op: tile.ForOp) -> None:
         _emit_serial(ctx, op)
 
 
-def emit_once(ctx: Context, op: tile.ForOp) -> None:
+def _emit_once(ctx: Context, op: tile.ForOp) -> None:
     """A loop of one iteration: just its body."""
     arguments = op.body.block.args
     ctx.values.update(zip(arguments, (ctx.values[v] for v in (op.lower, *op.init)), strict=True))
@@ -57,19 +58,30 @@ def emit_once(ctx: Context, op: tile.ForOp) -> None:
 # ---- loops of Python
 
 
-def stored_in(block: Block) -> set[SSAValue]:
-    """The buffers that a body writes."""
-    return {op.operands[-1] if op.name == "tile.pack" else op.buffer for op in block.walk() if op.name in ("tile.store", "tile.pack")}  # type: ignore[attr-defined]
+def stored_in(op: Operation) -> set[SSAValue]:
+    """The buffers that an operation, or one inside of it, writes."""
+    found = set()
+    for inner in op.walk():
+        if isinstance(inner, (tile.StoreOp, tile.PackOp)):
+            found.add(inner.buffer if isinstance(inner, tile.StoreOp) else inner.target)
+    return found
+
+
+def touched_in(op: Operation) -> set[SSAValue]:
+    """The buffers that an operation, or one inside of it, reads or writes."""
+    return {v for inner in op.walk() for v in inner.operands if isinstance(v.type, BufferType)}
 
 
 class PythonLoop:
-    """`with PythonLoop(ctx, head, stored):` a Python loop whose body stores into `stored`; barriers are seen to."""
+    """`with PythonLoop(ctx, head, stored, touched):` a Python loop whose body uses these buffers, and its barriers."""
 
-    def __init__(self, ctx: Context, head: str, stored: set[SSAValue]):
-        self.ctx, self.stored = ctx, stored
+    def __init__(self, ctx: Context, head: str, stored: set[SSAValue], touched: set[SSAValue]):
+        self.ctx, self.stored, self.touched = ctx, stored, touched
         self.managers = (ctx.hazards.loop(), ctx.block(head))
 
     def __enter__(self) -> None:
+        if self.ctx.hazards.before_loop(self.touched, self.stored):
+            barrier(self.ctx)
         forget(self.ctx, self.stored)
         for manager in self.managers:
             manager.__enter__()
@@ -82,7 +94,9 @@ class PythonLoop:
         forget(self.ctx, self.stored)
 
 
-def counted(ctx: Context, hint: str, lower: Value, upper: Value, step: int = 1, static: bool = False) -> tuple[str, str]:
+def counted(
+    ctx: Context, hint: str, lower: Value, upper: Value, step: int = 1, static: bool = False
+) -> tuple[str, str]:
     """The head of a loop and the name of its index, which `as_index` must define first in its body."""
     name = ctx.name(hint)
     steps = "" if step == 1 else f", {step}"
@@ -105,7 +119,7 @@ def _emit_serial(ctx: Context, op: tile.ForOp) -> None:
         ctx.line(f"{name} = {ctx.filled(ctx.values[init], init.type)}")
     arguments = op.body.block.args
     head, index = counted(ctx, "i", lower, upper, static=op.role.data == "unroll")
-    with PythonLoop(ctx, head, stored_in(op.body.block)):
+    with PythonLoop(ctx, head, stored_in(op), touched_in(op)):
         ctx.values[arguments[0]] = as_index(ctx, index)
         for name, argument in zip(names, arguments[1:], strict=True):
             ctx.values[argument] = Value(name, argument.type, axes)
@@ -169,12 +183,13 @@ def _emit_one_block(ctx: Context, op: tile.ForOp, size: int) -> None:
 def _live_only(ctx: Context, lanes: Lanes, value: Value, carry: Carry) -> Value:
     """A lane's share of a reduction, the identity where the lane is dead."""
     if lanes.mask is not None:
-        return where(Value(lanes.mask, i64, frozenset({0})), value, carry.identity)
+        return where(Value(lanes.mask, i1, frozenset({0})), value, carry.identity)
     return value if value.axes else Value(ctx.filled(value, value.type), value.type, frozenset({0}))
 
 
 _COMBINES = {
-    "add": ("arith.addf", "arith.addi"), "mul": ("arith.mulf", "arith.muli"), "and": ("arith.andi",), "or": ("arith.ori",),
+    "add": ("arith.addf", "arith.addi"), "mul": ("arith.mulf", "arith.muli"), "and": ("arith.andi",),
+    "or": ("arith.ori",),
     "max": ("arith.maximumf", "arith.maxsi", "arith.maxui"), "min": ("arith.minimumf", "arith.minsi", "arith.minui"),
 }  # fmt: skip
 
@@ -208,32 +223,42 @@ def _body(
 def _emit_blocks(ctx: Context, op: tile.ForOp) -> None:
     """Blocks one after another."""
     lower, upper = (ctx.scalar(v, "a bound of a loop") for v in (op.lower, op.upper))
-    kinds, size = carries(op), ctx.blocks.lanes
-    names = [ctx.name("part") for _ in kinds]
+    kinds, size, shares = carries(op), ctx.blocks.lanes, _shares(op)
+    starts = [_wide(c.identity) if i in shares else c.identity for i, c in enumerate(kinds)]
+    parts = [Value(ctx.name("part"), v.type, frozenset({0})) for v in starts]
     with ctx.lanes(Lanes("", None, size)):
-        for name, carry in zip(names, kinds, strict=True):
-            ctx.line(f"{name} = {ctx.filled(carry.identity, carry.identity.type)}")
+        for part, start in zip(parts, starts, strict=True):
+            ctx.line(f"{part.text} = {ctx.filled(start, start.type)}")
     head, index = counted(ctx, "start", lower, upper, size)
-    with PythonLoop(ctx, head, stored_in(op.body.block)):
+    with PythonLoop(ctx, head, stored_in(op), touched_in(op)):
         exact = exact_trip(op.lower, op.upper)
         masked = not (isinstance(exact, int) and exact % size == 0)
         lanes = lanes_from(ctx, as_index(ctx, index), upper, size, masked)
         with ctx.lanes(lanes):
-            current = [Value(n, c.identity.type, frozenset({0})) for n, c in zip(names, kinds, strict=True)]
-            following = _body(ctx, op, lanes, current)
-            if lanes.mask is not None:
-                mask = Value(lanes.mask, i64, frozenset({0}))
-                following = [where(mask, v, c) for v, c in zip(following, current, strict=True)]
-            _assign_all(ctx, names, [ctx.filled(v, v.type) for v in following])
-    _finish(ctx, op, kinds, [Value(n, r.type, frozenset({0})) for n, r in zip(names, op.outs, strict=True)])
+            following = _body(ctx, op, lanes, parts, shares)
+            for i, (part, carry) in enumerate(zip(parts, kinds, strict=True)):
+                if i in shares:
+                    following[i] = combined(ctx, carry.kind, part, _wide(following[i]), carry.unsigned)
+                if lanes.mask is not None:
+                    following[i] = where(Value(lanes.mask, i1, frozenset({0})), following[i], part)
+            _assign_all(ctx, [p.text for p in parts], [ctx.filled(v, v.type) for v in following])
+    _finish(ctx, op, kinds, parts)
+
+
+def _wide(value: Value) -> Value:
+    """Half floats as float32, so that partial results are rounded once, at the end."""
+    if not is_half(value.type):
+        return value
+    return value.to(f32) if value.number is None else literal(value.number, f32)
 
 
 def _finish(ctx: Context, op: tile.ForOp, kinds: Sequence[Carry], partial: Sequence[Value]) -> None:
     """Combines the lanes with what the loop began with."""
     for carry, block, init, result in zip(kinds, partial, op.init, op.outs, strict=True):
-        value = reduced(ctx, carry.kind, block, carry.unsigned)
+        value = reduced(ctx, carry.kind, _wide(block), carry.unsigned)
         begin = ctx.values[init]
         if begin.number is None or begin.number != carry.identity.number:
-            value = combined(ctx, carry.kind, begin, value, carry.unsigned)
+            value = combined(ctx, carry.kind, _wide(begin), value, carry.unsigned)
+        if is_half(result.type):
+            value = value.to(result.type)
         ctx.give(result, value, {"add": "total", "max": "largest", "min": "smallest"}.get(carry.kind, "t"))
-

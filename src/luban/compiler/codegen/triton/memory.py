@@ -13,14 +13,34 @@ from xdsl.ir import SSAValue
 
 from luban.compiler.codegen.triton.context import Context, emits
 from luban.compiler.codegen.triton.expressions import (
-    ADD, MUL, Value, binary, dim_value, literal, plain_number, tensor,
+    ADD,
+    MUL,
+    Value,
+    binary,
+    dim_value,
+    literal,
+    plain_number,
+    tensor,
 )  # fmt: skip
+from luban.compiler.codegen.triton.hazards import SCALAR
 from luban.compiler.codegen.triton.reductions import combined
 from luban.compiler.codegen.triton.scratch import Variable
 from luban.errors import ConfigError
 
-_ATOMICS = {"add": "tl.atomic_add", "max": "tl.atomic_max", "min": "tl.atomic_min", "and": "tl.atomic_and", "or": "tl.atomic_or"}
-_ATOMIC_TYPES = {"add": (f16, f32, f64, i32, i64), "max": (f32, i32, i64), "min": (f32, i32, i64), "and": (i32, i64), "or": (i32, i64)}
+_ATOMICS = {
+    "add": "tl.atomic_add",
+    "max": "tl.atomic_max",
+    "min": "tl.atomic_min",
+    "and": "tl.atomic_and",
+    "or": "tl.atomic_or",
+}
+_ATOMIC_TYPES = {
+    "add": (f16, f32, f64, i32, i64),
+    "max": (f32, i32, i64),
+    "min": (f32, i32, i64),
+    "and": (i32, i64),
+    "or": (i32, i64),
+}
 
 
 def position(ctx: Context, op: Any) -> Value:
@@ -89,7 +109,7 @@ def _load(ctx: Context, op: Any) -> None:
     address, mask = pointer(ctx, op.buffer, index), mask_text(ctx, index.axes, condition)
     known = _known(ctx, (op.buffer, address, mask))
     if known is None:
-        _wait(ctx, ctx.hazards.load(op.buffer, address if index.axes else None))
+        _wait(ctx, ctx.hazards.load(op.buffer, address if index.axes else SCALAR))
         other = f", mask={mask}, other={plain_number(0, op.result.type)}" if mask else ""
         known = Value(ctx.assign("x", f"tl.load({address}{other})"), op.result.type, index.axes)
         ctx.scopes[-1][op.buffer, address, mask] = known
@@ -137,7 +157,7 @@ def _store(ctx: Context, op: Any) -> None:
     if lanes != index.axes:
         index = _spread(ctx, index)
     address, mask = pointer(ctx, op.buffer, index), mask_text(ctx, index.axes, condition)
-    key = address if index.axes else None
+    key = address if index.axes else SCALAR
     if kind != "none":
         _wait(ctx, ctx.hazards.load(op.buffer, key))
         old = Value(ctx.assign("x", f"tl.load({address}{', mask=' + mask if mask else ''})"), value.type)
@@ -156,8 +176,8 @@ def _atomic(ctx: Context, op: Any, index: Value, value: Value, condition: Value 
     kind = op.combine.data
     if value.type not in _ATOMIC_TYPES.get(kind, ()):
         raise ConfigError(
-            f"a tile.store in kernel {ctx.kernel} combines {value.type} lanes by {kind}, which Triton has no atomic for; "
-            "make its loop serial"
+            f"a tile.store in kernel {ctx.kernel} combines {value.type} lanes by {kind}, "
+            "which Triton has no atomic for; make its loop serial"
         )
     index = index if index.axes == ctx.all_axes else _spread(ctx, index)
     address, mask = pointer(ctx, op.buffer, index), mask_text(ctx, index.axes, condition)
@@ -191,4 +211,3 @@ def _random(ctx: Context, op: Any) -> None:
 @emits("tile.dim")
 def _dim(ctx: Context, op: Any) -> None:
     ctx.give(op.result, dim_value(op.value.data[0]), "size")
-

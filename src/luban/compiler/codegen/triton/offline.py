@@ -27,7 +27,9 @@ def compile_offline(kernel: TritonKernel, target: Target) -> dict[str, dict[str,
         except TargetError:
             raise
         except Exception as error:
-            raise LubanError(f"Triton cannot compile {kernel.name} for {target.name}: {type(error).__name__}: {error}") from error
+            raise LubanError(
+                f"Triton cannot compile {kernel.name} for {target.name}: {type(error).__name__}: {error}"
+            ) from error
 
 
 def _gpu(target: Target) -> Any:
@@ -37,7 +39,9 @@ def _gpu(target: Target) -> Any:
         return GPUTarget("cuda", int(re.sub(r"\D", "", target.llvm_cpu)), 32)
     if target.triple.startswith("amdgcn"):
         return GPUTarget("hip", target.llvm_cpu, 64)
-    raise TargetError(f"triton itself has no compiler for {target.name}; compile its source with the vendor's own Triton")
+    raise TargetError(
+        f"triton itself has no compiler for {target.name}; compile its source with the vendor's own Triton"
+    )
 
 
 def _compile(kernel: TritonKernel, entry: Entry, function: Any, gpu: Any) -> dict[str, Any]:
@@ -45,9 +49,12 @@ def _compile(kernel: TritonKernel, entry: Entry, function: Any, gpu: Any) -> dic
     from triton.compiler import ASTSource
 
     known = {a.name: a for a in kernel.arguments}
-    signature = {n: "i64" if known[n].kind == "symbol" else f"*{_SHORT[known[n].dtype.removeprefix('tl.')]}" for n in entry.arguments}
-    if hasattr(function, "params") and triton.__version__ < "3.2":  # it numbered the arguments then
+    signature = {
+        n: "i64" if known[n].kind == "symbol" else f"*{_SHORT[known[n].dtype.removeprefix('tl.')]}"
+        for n in entry.arguments
+    }
+    if tuple(int(n) for n in triton.__version__.split(".")[:2]) < (3, 2):  # which numbered the arguments
         source = ASTSource(fn=function, signature=dict(enumerate(signature.values())))
     else:
         source = ASTSource(fn=function, signature=signature)
-    return dict(triton.compile(source, target=gpu, options={"num_warps": entry.warps}).asm)
+    return dict(triton.compile(source, target=gpu, options={"num_warps": entry.warps, "enable_fp_fusion": True}).asm)

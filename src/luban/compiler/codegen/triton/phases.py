@@ -22,7 +22,8 @@ _PURE = ("tile.dim", "tile.random", "tile.alloc")
 class Phase:
     """kind: "parallel", "lanes", "tiles" or "single"; `head` are the operations around it that it needs, in order.
 
-    `loads` are values of earlier phases that come back through memory. With `dot` set, the grid's axes 1 and 2 are its tiles.
+    `loads` are values of earlier phases that come back through memory. With `dot` set, its tiles are the grid's axes 1
+    and 2.
     """
 
     kind: str
@@ -62,7 +63,9 @@ def _kind(op: Operation) -> str:
     return "single" if not free else "parallel" if holds_blocks(op) else "lanes"
 
 
-def _phase(kernel: tile.KernelOp, kind: str, operations: list[Operation], skip: frozenset[Operation], sources: dict) -> Phase:
+def _phase(
+    kernel: tile.KernelOp, kind: str, operations: list[Operation], skip: frozenset[Operation], sources: dict
+) -> Phase:
     own = set(operations)
     head: set[Operation] = set()
     loads: dict[SSAValue, None] = {}
@@ -70,7 +73,13 @@ def _phase(kernel: tile.KernelOp, kind: str, operations: list[Operation], skip: 
     while waiting:
         value = waiting.pop()
         owner = value.owner
-        if not isinstance(owner, Operation) or owner.parent_op() is not kernel or owner in own or owner in head or owner in skip:
+        if (
+            not isinstance(owner, Operation)
+            or owner.parent_op() is not kernel
+            or owner in own
+            or owner in head
+            or owner in skip
+        ):
             continue
         if is_pure(owner):
             head.add(owner)
@@ -96,8 +105,16 @@ def _lone_dot(kind: str, op: Operation, skip: frozenset[Operation]) -> Operation
     if kind == "tiles":
         found = op
     elif kind == "parallel" and isinstance(op, tile.ForOp):
-        rest = [o for o in op.body.block.ops if o not in skip and not is_pure(o) and o.name not in ("tile.yield", "tile.load")]
-        if len(rest) != 1 or rest[0].name != "tile.dot" or any(o.name == "tile.alloc" and o not in skip for o in op.body.block.ops):
+        rest = [
+            o
+            for o in op.body.block.ops
+            if o not in skip and not is_pure(o) and o.name not in ("tile.yield", "tile.load")
+        ]
+        if (
+            len(rest) != 1
+            or rest[0].name != "tile.dot"
+            or any(o.name == "tile.alloc" and o not in skip for o in op.body.block.ops)
+        ):
             return None
         found = rest[0]
     else:
@@ -105,5 +122,3 @@ def _lone_dot(kind: str, op: Operation, skip: frozenset[Operation]) -> Operation
     sizes = (found.m, found.n) if isinstance(found, tile.DotOp) else (found.outer, found.k)  # type: ignore[attr-defined]
     bounded = all(upper_bound(v) is not None for v in sizes)
     return found if bounded else None
-
-

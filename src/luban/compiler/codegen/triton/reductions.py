@@ -41,8 +41,8 @@ def combined(ctx: Context, kind: str, a: Value, b: Value, unsigned: bool = False
     if a.number is not None and b.number is not None:
         raise ConfigError(f"kernel {ctx.kernel} combines two numbers; fold them first")
     if is_half(ty):
-        wide = [literal(v.number, f32) if v.number is not None else v.to(f32) for v in (a, b)]
-        return combined(ctx, kind, *wide).to(ty)
+        a, b = (literal(v.number, f32) if v.number is not None else v.to(f32) for v in (a, b))
+        return combined(ctx, kind, a, b).to(ty)
     if kind in ("and", "or"):
         return binary("&" if kind == "and" else "|", a, b, LOW)
     if ty == i1:
@@ -59,15 +59,17 @@ def combined(ctx: Context, kind: str, a: Value, b: Value, unsigned: bool = False
 
 
 def reduced(ctx: Context, kind: str, block: Value, unsigned: bool = False) -> Value:
-    """A block of one axis combined to a scalar of its type; half floats are combined in float32."""
+    """A block of one axis combined to a scalar of its type."""
     ty, name = block.type, block.text
     if ty == i1:
         wide = f"{block.at(4)}.to(tl.int32)"
-        text = {"add": f"(tl.sum({wide}, axis=0) & 1)", "or": f"tl.max({wide}, axis=0)", "and": f"tl.min({wide}, axis=0)"}
+        text = {
+            "add": f"(tl.sum({wide}, axis=0) & 1)",
+            "or": f"tl.max({wide}, axis=0)",
+            "and": f"tl.min({wide}, axis=0)",
+        }
         chosen = text[{"mul": "and", "min": "and", "max": "or"}.get(kind, kind)]
         return Value(f"{chosen} != 0", ty, level=LOW)
-    if is_half(ty):
-        return reduced(ctx, kind, block.to(f32)).to(ty)
     if kind in ("mul", "and", "or"):
         helper = ctx.helper({"mul": "product", "and": "bitwise_and", "or": "bitwise_or"}[kind])
         return Value(f"tl.reduce({name}, 0, {helper})", ty)

@@ -11,7 +11,18 @@ from xdsl.ir import Attribute, Operation
 
 from luban.compiler.codegen.triton.context import Context, emits
 from luban.compiler.codegen.triton.expressions import (
-    ADD, ATOM, LOW, MUL, SIGN, Value, binary, call, is_half, literal, tensor, tl_type,
+    ADD,
+    ATOM,
+    LOW,
+    MUL,
+    SIGN,
+    Value,
+    binary,
+    call,
+    is_half,
+    literal,
+    tensor,
+    tl_type,
 )  # fmt: skip
 from luban.compiler.codegen.triton.extents import is_nonnegative
 from luban.compiler.ir.numeric_types import conform
@@ -56,7 +67,7 @@ def _constant(ctx: Context, op: Any) -> None:
 # ---- plain signs
 
 for _name, _sign, _level in [
-    ("addf", "+", ADD), ("subf", "-", ADD), ("mulf", "*", MUL), ("divf", "/", MUL), ("remf", "%", MUL),
+    ("addf", "+", ADD), ("subf", "-", ADD), ("mulf", "*", MUL), ("divf", "/", MUL),
     ("subi", "-", ADD), ("ori", "|", LOW), ("xori", "^", LOW), ("andi", "&", LOW), ("shli", "<<", LOW),
     ("shrsi", ">>", LOW), ("divsi", "//", MUL), ("remsi", "%", MUL),
 ]:  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from xdsl.ir import Block, Operation, SSAValue
+from xdsl.ir import Block, Operation
 
 from luban.compiler.codegen.triton.blocks import Blocks, power_of_two
 from luban.compiler.codegen.triton.context import Context, emits
@@ -89,8 +89,7 @@ def _alloc(ctx: Context, op: tile.AllocOp) -> None:
         stores = sum(isinstance(use.operation, tile.StoreOp) for use in op.buffer.uses)
         ctx.scratch[op.buffer] = Variable(ctx.name("kept"), size, stores)
         return
-    name = ctx.use_argument(ctx.new_workspace(op.buffer, op.elements.data[0]))
+    ctx.buffers[op.buffer] = ctx.new_workspace(op.buffer, op.elements.data[0])
     if ctx.program is not None:
-        each = dim_value(op.elements.data[0]).at(MUL)
-        name = ctx.assign("scratch", f"{name} + {ctx.program} * {each}")
-    ctx.buffers[op.buffer] = name
+        name, each = ctx.buffer(op.buffer), dim_value(op.elements.data[0]).at(MUL)
+        ctx.scratch[op.buffer] = ctx.assign("scratch", f"{name} + {ctx.program} * {each}")

@@ -25,7 +25,9 @@ def assemble(
     """The text of a kernel's file."""
     buffers = [a for a in arguments if a.kind == "buffer"]
     takes = "\n".join(
-        f"    {a.name}: a flat tensor of {a.dtype.removeprefix('tl.')}" if a.kind == "buffer" else f"    {a.name}: a size"
+        f"    {a.name}: a flat tensor of {a.dtype.removeprefix('tl.')}"
+        if a.kind == "buffer"
+        else f"    {a.name}: a size"
         for a in arguments
         if a.kind in ("buffer", "symbol")
     )
@@ -46,11 +48,14 @@ def _grid_text(entry: Entry) -> str:
 def _launch(arguments: Sequence[Argument], entries: Sequence[Entry], buffers: Sequence[Argument]) -> str:
     names = [a.name for a in arguments if a.kind in ("buffer", "symbol")]
     failing = any(a.kind == "status" for a in arguments)
-    lines = [f"def launch({', '.join(names)}):", f'    """Runs the kernel{"; True when every index was in range" if failing else ""}."""']
+    lines = [
+        f"def launch({', '.join(names)}):",
+        f'    """Runs the kernel{"; True when every index was in range" if failing else ""}."""',
+    ]
     for a in arguments:
         if a.kind in ("workspace", "status"):
-            kind = "zeros" if a.kind == "status" else "empty"
-            lines.append(f"    {a.name} = torch.{kind}({dim_text(a.elements, False)}, dtype={_torch(a.dtype)}, device={buffers[0].name}.device)")
+            made = f"torch.{'zeros' if a.kind == 'status' else 'empty'}({dim_text(a.elements, False)}"
+            lines.append(f"    {a.name} = {made}, dtype={_torch(a.dtype)}, device={buffers[0].name}.device)")
     for entry in entries:
         call = f"{entry.name}[{_grid_text(entry)}]({', '.join(entry.arguments)}, num_warps={entry.warps})"
         guards = [f"{dim_text(d, False)} > 0" for d in entry.grid if not isinstance(d, int)]

@@ -10,8 +10,10 @@ _UNARY = ("exp", "exp2", "log", "log2", "sqrt", "rsqrt", "sin", "cos", "erf", "f
 # Functions of triton.language with the keywords that may be given by name.
 FUNCTIONS: dict[str, tuple[str, ...]] = {
     "program_id": (), "arange": (), "zeros": (), "full": (), "broadcast_to": (), "where": (), "load": ("mask", "other"),
-    "store": ("mask",), "maximum": ("propagate_nan",), "minimum": ("propagate_nan",), "sum": ("axis",), "max": ("axis",),
-    "min": ("axis",), "reduce": (), "dot": ("input_precision", "out_dtype"), "philox": (), "debug_barrier": (),
+    "store": ("mask",), "maximum": ("propagate_nan",), "minimum": ("propagate_nan",),
+    "sum": ("axis",),
+    "max": ("axis",), "min": ("axis",), "reduce": (), "dot": ("input_precision", "out_dtype"), "philox": (),
+    "debug_barrier": (),
     "static_range": (), "atomic_add": ("mask",), "atomic_max": ("mask",), "atomic_min": ("mask",),
     "atomic_and": ("mask",), "atomic_or": ("mask",), **dict.fromkeys(_UNARY, ()),
 }  # fmt: skip
@@ -69,4 +71,6 @@ def _check_call(node: ast.Call, helpers: set[str]) -> None:
 def _allow(holds: bool, node: ast.AST, what: str) -> None:
     if not holds:
         line = getattr(node, "lineno", 0)
-        raise ConfigError(f"line {line} uses {what}, which is outside the Triton that versions 3.0 to 3.6 share; write it otherwise")
+        raise ConfigError(
+            f"line {line} uses {what}, which is outside the Triton that versions 3.0 to 3.6 share; write it otherwise"
+        )

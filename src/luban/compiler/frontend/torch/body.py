@@ -16,7 +16,7 @@ from luban.compiler.frontend.torch.dtypes import COMPUTE, ELEMENT, FLOATS
 from luban.compiler.frontend.torch.views import View
 from luban.compiler.ir import graph
 from luban.compiler.ir.attributes import Dims
-from luban.symbolic import Dim
+from luban.symbolic import Dim, product
 
 _NO_FLAGS = {"fastmath": arith.FastMathFlagsAttr("none")}
 _NO_WRAP = {"overflowFlags": arith.IntegerOverflowAttr("none")}
@@ -27,7 +27,7 @@ _RANDOM_TYPES = {"uniform": f32, "normal": f32, "bits": i64}
 
 
 @functools.lru_cache(maxsize=4096)
-def _constant(value: Any, kind: type, sign: float, element: Attribute) -> dict[str, Attribute]:
+def _constant(value: Any, kind: str, sign: float, element: Attribute) -> dict[str, Attribute]:
     if element in _FLOAT_TYPES:
         return {"value": FloatAttr(float(value), element)}  # type: ignore[type-var]
     return {"value": IntegerAttr(int(value), element, truncate_bits=True)}  # type: ignore[call-overload]
@@ -45,7 +45,9 @@ def _unary(op: type[Operation]) -> Any:
     return build
 
 
-def _arithmetic(on_float: type[Operation] | None, on_int: type[Operation], on_bool: type[Operation], wraps: bool = True) -> Any:
+def _arithmetic(
+    on_float: type[Operation] | None, on_int: type[Operation], on_bool: type[Operation], wraps: bool = True
+) -> Any:
     def build(self: Body, x: SSAValue, y: SSAValue) -> SSAValue:
         element = x.type
         if element in _FLOAT_TYPES:
@@ -72,7 +74,9 @@ class Body:
         self.axes = axes
         self._known: dict[Any, SSAValue] = {}
 
-    def op(self, kind: type[Operation], operands: Sequence[SSAValue], result: Attribute, properties: Any = None) -> SSAValue:
+    def op(
+        self, kind: type[Operation], operands: Sequence[SSAValue], result: Attribute, properties: Any = None
+    ) -> SSAValue:
         """Appends one operation and gives its result."""
         made = kind.create(operands=operands, result_types=(result,), properties=properties or {})
         self.block.add_op(made)
@@ -82,7 +86,7 @@ class Body:
         """A number of the element type of `dtype` (integers wrap to it, floats are rounded to it)."""
         element = ELEMENT[dtype]
         sign = pymath.copysign(1.0, value) if isinstance(value, float) else 1.0
-        properties = _constant(value, type(value), sign, element)
+        properties = _constant(value, type(value).__name__, sign, element)
         key = properties["value"]
         found = self._known.get(id(key))
         if found is None:
@@ -118,7 +122,12 @@ class Body:
     sinh, cosh, tanh = _unary(math.SinhOp), _unary(math.CoshOp), _unary(math.TanhOp)
     asinh, acosh, atanh = _unary(math.AsinhOp), _unary(math.AcoshOp), _unary(math.AtanhOp)
     erf, sqrt, rsqrt = _unary(math.ErfOp), _unary(math.SqrtOp), _unary(math.RsqrtOp)
-    floor, ceil, trunc, round = _unary(math.FloorOp), _unary(math.CeilOp), _unary(math.TruncOp), _unary(math.RoundEvenOp)
+    floor, ceil, trunc, round = (
+        _unary(math.FloorOp),
+        _unary(math.CeilOp),
+        _unary(math.TruncOp),
+        _unary(math.RoundEvenOp),
+    )
 
     def pow(self, x: SSAValue, y: SSAValue) -> SSAValue:
         if x.type in _FLOAT_TYPES:
@@ -148,7 +157,7 @@ class Body:
         return self.div(self.like(x, 1), x)
 
     def cmp(self, predicate: str, x: SSAValue, y: SSAValue) -> SSAValue:
-        """x ? y as i1; NaN compares unequal to everything. predicate: eq, ne, lt, le, gt, ge (and ult... on integers)."""
+        """x ? y as i1, for eq, ne, lt, le, gt, ge (and ult... on integers); NaN is unequal to everything."""
         if x.type in _FLOAT_TYPES:
             properties = {"predicate": _predicate(_CMPF[predicate]), **_NO_FLAGS}
             return self.op(arith.CmpfOp, (x, y), i1, properties)
@@ -251,11 +260,25 @@ class Body:
             return self.dim(offset)
         return total if offset == 0 else self.add(total, self.dim(offset))
 
-    def load(self, table: SSAValue, view: View, indices: Sequence[SSAValue], checked: bool = False) -> SSAValue:
-        """The element of a whole (indirect) operand that `view` has at computed indices, as it is stored."""
+    def load(self, table: SSAValue, view: View, indices: Sequence[SSAValue], checked: Sequence[int] = ()) -> SSAValue:
+        """The element of a whole (indirect) operand that `view` has at computed indices, as it is stored.
+
+        checked: the dims whose indices come from data; one outside its dim fails the run, and reads no neighbour.
+        """
+        if len(checked) > 1 or (checked and not _is_outermost(view, checked[0])):
+            size = product(table.type.shape)  # type: ignore[attr-defined]
+            indices = [self.or_far(i, view.shape[d], size) if d in checked else i for d, i in enumerate(indices)]
         position = self.linear(view.offset, view.strides, indices)
         element = table.type.dtype  # type: ignore[attr-defined]
-        return self.op(graph.LoadOp, (table, position), element, {"checked": BoolAttr.from_bool(checked)})
+        return self.op(graph.LoadOp, (table, position), element, {"checked": BoolAttr.from_bool(bool(checked))})
+
+    def or_far(self, index: SSAValue, size: Dim, far: Dim) -> SSAValue:
+        """The index, or `far` when it is not within 0..size-1.
+
+        With the tensor's number of elements as `far`, the flat position leaves the tensor, so that its check refuses
+        it, and stays a plain sum of products.
+        """
+        return self.select(self.cmp("ult", index, self.dim(size)), index, self.dim(far))
 
     def random(self, kind: str, seed: SSAValue, counter: SSAValue) -> SSAValue:
         """uniform or normal float32, or 32 bits as i64."""
@@ -267,6 +290,14 @@ class Body:
     def finish(self, values: Sequence[SSAValue]) -> None:
         """Ends the body."""
         self.block.add_op(graph.YieldOp.create(operands=values))
+
+
+def _is_outermost(view: View, d: int) -> bool:
+    """Whether an index outside dim d leaves the tensor, so that the check of the flat position suffices."""
+    size = product(view.base.type.shape)  # type: ignore[attr-defined]
+    rest = [s * (n - 1) for i, (s, n) in enumerate(zip(view.strides, view.shape)) if i != d]
+    reach = view.strides[d] * view.shape[d]
+    return view.offset == 0 and reach == size and sum(rest) + 1 == view.strides[d]
 
 
 _DTYPE_OF = {ELEMENT[d]: d for d in ELEMENT if d is not torch.uint8}

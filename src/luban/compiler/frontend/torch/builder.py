@@ -29,7 +29,7 @@ int_attr = functools.lru_cache(maxsize=256)(IntAttr)
 string_attr = functools.lru_cache(maxsize=64)(StringAttr)
 
 Operand = View | bool | int | float | Expr
-Scalars = SSAValue | Sequence[SSAValue]
+Scalars = Any  # one SSA scalar, or a sequence of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +107,12 @@ class Builder:
         domain = tuple(shape[d] for d in keep)
         single = isinstance(dtypes, torch.dtype)
         kinds = [dtypes] if single else list(dtypes)  # type: ignore[arg-type,list-item]
-        op = self._with_body(graph.MapOp, shape, keep, inputs, body, [tensor_type(domain, ELEMENT[d]) for d in kinds], {})
-        strides = [0] * len(shape)
+        op = self._with_body(
+            graph.MapOp, shape, keep, inputs, body, [tensor_type(domain, ELEMENT[d]) for d in kinds], {}
+        )
+        strides: list[Dim] = [0] * len(shape)
         for d, s in zip(keep, contiguous(domain)):
-            strides[d] = s  # type: ignore[call-overload]
+            strides[d] = s
         results = [View(r, tuple(shape), tuple(strides), 0, d) for r, d in zip(op.results, kinds)]
         return results[0] if single else tuple(results)
 
@@ -136,9 +138,9 @@ class Builder:
         properties = {"reduced": int_attr(len(inner)), "kinds": ArrayAttr([string_attr(k) for k in kinds])}
         types = [tensor_type(domain, ELEMENT[d]) for d in dtypes]
         op = self._with_body(graph.ReduceOp, shape, keep + inner, inputs, body, types, properties)
-        strides = [0] * n
+        strides: list[Dim] = [0] * n
         for d, s in zip(keep, contiguous(domain)):
-            strides[d] = s  # type: ignore[call-overload]
+            strides[d] = s
         return tuple(View(r, tuple(parallel), tuple(strides), 0, d) for r, d in zip(op.results, dtypes))
 
     def scatter(
@@ -172,7 +174,10 @@ class Builder:
         leading: Sequence[SSAValue] = (),
     ) -> Operation:
         """An operation with a scalar body; equal inputs are passed once."""
-        operands, accesses, elements, slots = [], [], [], []
+        operands: list[SSAValue] = []
+        accesses: list[Attribute] = []
+        elements: list[Attribute] = []
+        slots: list[int] = []
         seen: dict[Any, int] = {}
         for item in inputs:
             whole = isinstance(item, Whole)
@@ -205,7 +210,13 @@ class Builder:
         return op
 
     def contract(
-        self, a: View, b: View, counts: Sequence[int], domain: Sequence[Dim], accesses: Sequence[Sequence[Dim]], dtype: torch.dtype
+        self,
+        a: View,
+        b: View,
+        counts: Sequence[int],
+        domain: Sequence[Dim],
+        accesses: Sequence[Sequence[Dim]],
+        dtype: torch.dtype,
     ) -> View:
         """graph.contract with explicit strides over the domain (batch, m, n, k); batch dims of size 1 are left out.
 
@@ -364,4 +375,3 @@ def convert(value: Any, dtype: torch.dtype) -> bool | int | float:
     if dtype in FLOATS:
         return ELEMENT[dtype].round(float(value))  # type: ignore[attr-defined]
     return int(value)
-

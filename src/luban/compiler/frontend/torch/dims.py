@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -53,7 +54,7 @@ def from_sympy(e: Any) -> Dim:
     return result
 
 
-_BUILDERS = {
+_BUILDERS: dict[str, Callable[..., Dim]] = {
     "Add": lambda a, b: a + b,
     "Mul": lambda a, b: a * b,
     "FloorDiv": symbolic.floordiv,

@@ -32,7 +32,7 @@ LOW_PRECISION = frozenset({torch.bfloat16, torch.float16})
 
 
 def name(dtype: torch.dtype) -> str:
-    """"float32" for torch.float32: the name that program metadata uses."""
+    """ "float32" for torch.float32: the name that program metadata uses."""
     return str(dtype)[6:]
 
 

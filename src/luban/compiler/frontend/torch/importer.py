@@ -58,7 +58,7 @@ class _Import:
 def import_graph(gm: GraphModule, name: str, *, saved_from: int | None = None) -> Imported:
     """The `graph` module and metadata of a functional ATen graph (what AOTAutograd gives).
 
-    Every node needs meta["val"]. Outputs from position `saved_from` on are kept for the backward program (pool "saved").
+    Every node needs meta["val"]. Outputs from position `saved_from` on are kept for the backward program: pool "saved".
     Raises UnsupportedOperatorError listing every operator that has no rule, with its place in the user's source.
     """
     state = _run(gm)

@@ -45,7 +45,13 @@ def dense(base: SSAValue, shape: Sequence[Dim], dtype: torch.dtype) -> View:
 def moved(view: View, shape: Sequence[Dim], strides: Sequence[Dim], offset: Dim | None = None) -> View:
     """The same base through another window."""
     return View(
-        view.base, tuple(shape), tuple(strides), view.offset if offset is None else offset, view.dtype, view.fill, view.copy
+        view.base,
+        tuple(shape),
+        tuple(strides),
+        view.offset if offset is None else offset,
+        view.dtype,
+        view.fill,
+        view.copy,
     )
 
 
@@ -86,7 +92,7 @@ def expand(view: View, shape: Sequence[Dim]) -> View:
     if view.shape == shape:
         return view
     missing = len(shape) - len(view.shape)
-    strides = [0] * missing
+    strides: list[Dim] = [0] * missing
     for n, want, s in zip(view.shape, shape[missing:], view.strides):
         strides.append(0 if n == 1 and want != 1 else s)
     return moved(view, shape, strides)

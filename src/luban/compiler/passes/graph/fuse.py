@@ -14,6 +14,7 @@ from xdsl.ir import Block, Operation, Region, SSAValue
 
 from luban.compiler.ir import graph
 from luban.compiler.passes.graph.grouping import Group, join, open_group
+from luban.compiler.passes.graph.takeover import copy_where, needs_copy
 from luban.compiler.passes.registry import register
 from luban.errors import LubanError
 
@@ -21,7 +22,7 @@ OUTSIDE = ("graph.return", "graph.assign")  # never inside a kernel of its own
 
 
 @dataclass
-class _Plan:
+class Plan:
     """Groups in the making. `ancestors[g]` is the set, as bits, of groups that must run before g.
 
     `targets` maps a value to the argument whose memory it takes over: every reader of the old contents goes before it.
@@ -149,18 +150,18 @@ class Fuse:
     def apply(self, module: ModuleOp) -> None:
         for func in module.body.block.ops:
             if isinstance(func, graph.FuncOp):
-                _fuse_block(func.body.block)
+                group_block(func.body.block, Plan)
 
 
-def _fuse_block(block: Block) -> None:
-    plan = _Plan({op.value: op.target for op in block.ops if isinstance(op, graph.AssignOp)})
-    tail: list[Operation] = []
-    for op in block.ops:
-        if op.name in OUTSIDE:
-            tail.append(op)
-        else:
-            plan.add(op)
-    plan.finish()
+def group_block(block: Block, planner: type[Plan]) -> None:
+    """Wraps the operations of a function in groups, as the planner decides."""
+    copy_where(block, needs_copy)
+    try:
+        plan = _decide(block, planner)
+    except LubanError:  # two arguments want each other's old contents: both new values wait in memory of their own
+        copy_where(block, lambda assign: True)
+        plan = _decide(block, planner)
+    tail = [op for op in block.ops if op.name in OUTSIDE]
     order = _order(plan)
     for op in list(block.ops):
         op.detach()
@@ -169,7 +170,16 @@ def _fuse_block(block: Block) -> None:
     block.add_ops(tail)
 
 
-def _order(plan: _Plan) -> list[int]:
+def _decide(block: Block, planner: type[Plan]) -> Plan:
+    plan = planner({op.value: op.target for op in block.ops if isinstance(op, graph.AssignOp)})
+    for op in block.ops:
+        if op.name not in OUTSIDE:
+            plan.add(op)
+    plan.finish()
+    return plan
+
+
+def _order(plan: Plan) -> list[int]:
     """Groups so that each comes after its ancestors, else in the order of their first operation."""
     done = 0
     order: list[int] = []

@@ -284,8 +284,6 @@ def _admit(group: Group, member: Member) -> None:
     group.members.append(member)
     inner = {a for a in group.columns or [] if a.size != 1}
     late = member.op.name == "graph.reduce" and {a for a in member.reduced if a.size != 1} != inner
-    if member.op.name == "graph.reduce" and group.columns is not None and not inner:
-        late = False
     for result in member.op.results:
         group.produced[result] = member
         if late:

@@ -136,7 +136,13 @@ def log_sigmoid_forward(cx: Builder, node: Node, x: View) -> tuple[View, View]:
     meta, buffer = cx.metas(node)
     assert meta is not None and buffer is not None
     value = cx.elementwise(
-        lambda b, v: b.neg(stable_softplus(b, b.neg(v))), [x], COMPUTE[meta.dtype], None, meta.shape, meta.dtype, meta.order
+        lambda b, v: b.neg(stable_softplus(b, b.neg(v))),
+        [x],
+        COMPUTE[meta.dtype],
+        None,
+        meta.shape,
+        meta.dtype,
+        meta.order,
     )
     return value, cx.fill(0, buffer.shape, buffer.dtype)  # which our backward rule does not read
 

@@ -197,4 +197,3 @@ def _on_diagonal(cx: Builder, whole: View, values: View, offset: int, d1: int, d
         return b.select(hit, b.load(table, values, [*(b.index(d) for d in rest), at]), old)
 
     return cx.map(whole.shape, [whole, Whole(values)], body, whole.dtype)
-

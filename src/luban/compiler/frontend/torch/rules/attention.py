@@ -61,9 +61,7 @@ def _summed(cx: Builder, grad: View, like: View) -> View:
     return cx.cast(found[0], grad.dtype)
 
 
-def _properties(
-    domain: Sequence[Dim], operands: Sequence[View], scale: float | None, causal: bool
-) -> dict[str, Any]:
+def _properties(domain: Sequence[Dim], operands: Sequence[View], scale: float | None, causal: bool) -> dict[str, Any]:
     size = domain[4]
     if scale is None and not isinstance(size, int):
         raise Unsupported("a head size that is not a number")
@@ -95,7 +93,10 @@ def attention(
     batch, heads, rows, _, size = domain
     op = graph.AttentionOp.create(
         operands=[o.base for o in operands],
-        result_types=[tensor_type((batch, heads, rows, size), ELEMENT[q.dtype]), tensor_type((batch, heads, rows), f32)],
+        result_types=[
+            tensor_type((batch, heads, rows, size), ELEMENT[q.dtype]),
+            tensor_type((batch, heads, rows), f32),
+        ],
         properties=_properties(domain, operands, scale, is_causal),
     )
     cx.add(op)
@@ -108,8 +109,8 @@ def attention(
 
 @rule("aten._scaled_dot_product_flash_attention_for_cpu_backward.default")
 def attention_backward(
-    cx: Builder, node: Node, grad: View, q: View, k: View, v: View, out: View, lse: View, dropout_p: float, is_causal: bool, *,
-    attn_mask: View | None = None, scale: float | None = None,
+    cx: Builder, node: Node, grad: View, q: View, k: View, v: View, out: View, lse: View, dropout_p: float,
+    is_causal: bool, *, attn_mask: View | None = None, scale: float | None = None,
 ) -> tuple[View, View, View]:  # fmt: skip
     domain = _checked(q, k, v, dropout_p)
     wide = [_repeated(cx, x, q.shape[1]) for x in (k, v)]
@@ -129,5 +130,3 @@ def attention_backward(
 
 def _results(op: Operation, shapes: Sequence[Sequence[Dim]], dtypes: Sequence[torch.dtype]) -> list[View]:
     return [dense(r, s, d) for r, s, d in zip(op.results, shapes, dtypes)]
-
-

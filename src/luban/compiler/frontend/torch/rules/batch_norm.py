@@ -70,7 +70,13 @@ class Trained:
 
 def _apply(cx: Builder, x: View, mean: View, rstd: View, w: View | None, b: View | None, meta: Meta | None) -> View:
     return normalised(
-        cx, x, seen_as(mean, x.shape), seen_as(rstd, x.shape), _channels(w, x), _channels(b, x), meta  # type: ignore[arg-type]
+        cx,
+        x,
+        seen_as(mean, x.shape),
+        seen_as(rstd, x.shape),
+        _channels(w, x),
+        _channels(b, x),
+        meta,  # type: ignore[arg-type]
     )
 
 
@@ -85,8 +91,8 @@ def _running(cx: Builder, x: View, mean: View, var: View, eps: float) -> tuple[V
 
 @rule("aten._native_batch_norm_legit_functional.default")
 def functional(
-    cx: Builder, node: Node, x: View, w: View | None, b: View | None, mean: View, var: View, training: bool, momentum: float,
-    eps: float,
+    cx: Builder, node: Node, x: View, w: View | None, b: View | None, mean: View, var: View, training: bool,
+    momentum: float, eps: float,
 ) -> tuple[View, ...]:  # fmt: skip
     metas = cx.metas(node)
     if not training:
@@ -104,7 +110,11 @@ def no_stats(
 ) -> tuple[View, ...]:
     metas = cx.metas(node)
     t = Trained(cx, x, eps)
-    return _apply(cx, x, t.mean, t.rstd, w, b, metas[0]), _vector(cx, t.mean, x, metas[1]), _vector(cx, t.rstd, x, metas[2])
+    return (
+        _apply(cx, x, t.mean, t.rstd, w, b, metas[0]),
+        _vector(cx, t.mean, x, metas[1]),
+        _vector(cx, t.rstd, x, metas[2]),
+    )
 
 
 @rule("aten._native_batch_norm_legit_no_training.default")

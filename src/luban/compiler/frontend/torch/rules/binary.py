@@ -102,7 +102,9 @@ _register(Body.or_, "aten.bitwise_or.Tensor", "aten.bitwise_or.Scalar", "prims.b
           "aten.__or__.Tensor", "aten.__or__.Scalar")  # fmt: skip
 _register(Body.xor, "aten.bitwise_xor.Tensor", "aten.bitwise_xor.Scalar", "prims.bitwise_xor.default")
 _register(Body.shl, "aten.bitwise_left_shift.Tensor", "aten.bitwise_left_shift.Tensor_Scalar", "aten.__lshift__.Scalar")
-_register(Body.shr, "aten.bitwise_right_shift.Tensor", "aten.bitwise_right_shift.Tensor_Scalar", "aten.__rshift__.Scalar")
+_register(
+    Body.shr, "aten.bitwise_right_shift.Tensor", "aten.bitwise_right_shift.Tensor_Scalar", "aten.__rshift__.Scalar"
+)
 _register_modular(_remainder, "aten.remainder.Tensor", "aten.remainder.Scalar", "prims.remainder.default")
 _register_modular(_fmod, "aten.fmod.Tensor", "aten.fmod.Scalar", "prims.fmod.default")
 _register(lambda b, x, y: b.sqrt(b.add(b.mul(x, x), b.mul(y, y))), "aten.hypot.default")

@@ -35,7 +35,7 @@ def _each(values: Numbers, rank: int) -> list[int]:
 
 
 def forward(cx: Builder, x: View, w: View, g: Geometry, space: Sequence[Dim], dtype: torch.dtype) -> View:
-    """(N, C, ...) with weights (O, C / groups, ...): batch (N, groups), m (O / groups), n space, k (C / groups, kernel)."""
+    """(N, C, ...) by (O, C / groups, ...): batch (N, groups), m (O / groups), n space, k (C / groups, kernel)."""
     outer, inner = w.shape[0] // g.groups, w.shape[1]
     padded = pad(cx, x, [0, 0, *g.padding], [0, 0, *g.padding], 0)
     xs, ws, kernel = padded.strides, w.strides, w.shape[2:]
@@ -67,7 +67,7 @@ def backward_input(cx: Builder, grad: View, w: View, g: Geometry, space: Sequenc
     return cx.reshape(made, (grad.shape[0], inner * g.groups, *space))
 
 
-def _spread(cx: Builder, grad: View, g: Geometry, space: Sequence[Dim], reach: Sequence[int]) -> View:
+def _spread(cx: Builder, grad: View, g: Geometry, space: Sequence[Dim], reach: Sequence[Dim]) -> View:
     """The gradient with stride - 1 zeros between entries and as many around as the kernel reaches."""
     before = [r - p for r, p in zip(reach, g.padding)]
     size = [n + r for n, r in zip(space, reach)]
@@ -78,7 +78,7 @@ def _spread(cx: Builder, grad: View, g: Geometry, space: Sequence[Dim], reach: S
     def body(b: Body, table: SSAValue) -> SSAValue:
         where, inside = b.indices(2 + g.rank), None
         for d in range(g.rank):
-            at = b.sub(where[2 + d], b.index_constant(before[d]))
+            at = b.sub(where[2 + d], b.dim(before[d]))
             step = b.index_constant(g.stride[d])
             entry = b.floordiv_int(at, step) if g.stride[d] != 1 else at
             where[2 + d], fits = shifted(b, entry, 0, grad.shape[2 + d])

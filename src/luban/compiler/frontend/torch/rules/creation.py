@@ -24,14 +24,17 @@ def _register_fill(value: int, *names: str) -> None:
         return cx.fill(value, meta.shape, meta.dtype)
 
 
-_register_fill(0, "aten.zeros.default", "aten.zeros_like.default", "aten.new_zeros.default", "aten.empty.memory_format",
-               "aten.empty_like.default", "aten.new_empty.default", "aten.empty_strided.default", "aten.empty_permuted.default",
-               "aten.new_empty_strided.default", "aten.zero.default", "prims.empty_strided.default",
-               "prims.empty_permuted.default", "aten._efficientzerotensor.default")  # fmt: skip
+_register_fill(0, "aten.zeros.default", "aten.zeros_like.default", "aten.new_zeros.default", "aten.zero.default",
+               "aten.empty.memory_format", "aten.empty_like.default", "aten.new_empty.default",
+               "aten.empty_strided.default", "aten.empty_permuted.default", "aten.new_empty_strided.default",
+               "prims.empty_strided.default", "prims.empty_permuted.default",
+               "aten._efficientzerotensor.default")  # fmt: skip
 _register_fill(1, "aten.ones.default", "aten.ones_like.default", "aten.new_ones.default")
 
 
-@rule("aten.full.default", "aten.full_like.default", "aten.fill.Scalar", "prims.full.default", "prims.full_like.default")
+@rule(
+    "aten.full.default", "aten.full_like.default", "aten.fill.Scalar", "prims.full.default", "prims.full_like.default"
+)
 def full(cx: Builder, node: Node, like: Any, value: Any, *_: Any, **__: Any) -> View:
     meta = cx.meta(node)
     return cx.fill(value, meta.shape, meta.dtype)

@@ -18,14 +18,20 @@ from luban.symbolic import Dim
 
 @rule("aten.embedding.default")
 def embedding(
-    cx: Builder, node: Node, weight: View, indices: View, padding_idx: Any = -1, scale: bool = False, sparse: bool = False
+    cx: Builder,
+    node: Node,
+    weight: View,
+    indices: View,
+    padding_idx: Any = -1,
+    scale: bool = False,
+    sparse: bool = False,
 ) -> View:
     meta = cx.meta(node)
     last = len(meta.shape) - 1
 
     def body(b: Body, table: SSAValue, i: SSAValue) -> SSAValue:
         row = b.cast(i, indices.dtype, torch.int64)
-        return b.load(table, weight, [row, b.index(last)], checked=True)
+        return b.load(table, weight, [row, b.index(last)], (0,))
 
     return cx.map(meta.shape, [Whole(weight), unsqueeze(indices, last)], body, weight.dtype)
 

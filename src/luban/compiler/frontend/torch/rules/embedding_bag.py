@@ -39,7 +39,9 @@ class Bags:
         )
         before = running_sums(cx, slice_dim(marks, 0, 0, self.n), 0, I64)
         found = cx.elementwise(Body.sub, [before, 1], I64, None, (self.n,), I64)
-        return cx.elementwise(Body.minimum, [found, self.bags - 1], I64, None, (self.n,), I64)  # a last offset opens none
+        return cx.elementwise(
+            Body.minimum, [found, self.bags - 1], I64, None, (self.n,), I64
+        )  # a last offset opens none
 
     def inputs(self, shape: Sequence[Dim], along: int) -> list[View]:
         """What a body over `shape` needs, indices counted by dim `along`."""
@@ -73,7 +75,7 @@ class Rows:
         return b.cmp("ne", row, b.index_constant(self.padding))
 
     def value(self, b: Body, table: SSAValue, row: SSAValue, column: SSAValue, weight: Sequence[SSAValue]) -> SSAValue:
-        found = b.cast(b.load(table, self.table, [row, column], checked=True), self.table.dtype, self.compute)
+        found = b.cast(b.load(table, self.table, [row, column], (0,)), self.table.dtype, self.compute)
         if weight and self.weights is not None:
             found = b.mul(found, b.cast(weight[0], self.weights.dtype, self.compute))
         if isinstance(self.padding, int) and self.padding < 0:
@@ -100,15 +102,15 @@ def _totals(cx: Builder, bags: Bags, rows: Rows, width: Dim) -> View:
             return rows.value(b, table, b.cast(i, rows.indices.dtype, I64), b.index(1), weight)
 
         return cx.reduce(shape[:2], shape[2:], [Whole(rows.table), *seen], gathered, ["add"], [rows.compute])[0]
-    shape = (bags.n, width)
-    seen = [_seen(v, shape, (0,)) for v in vectors]
+    flat = (bags.n, width)
+    seen = [_seen(v, flat, (0,)) for v in vectors]
 
     def added(b: Body, bag: SSAValue, table: SSAValue, i: SSAValue, *weight: SSAValue) -> list[SSAValue]:
         value = rows.value(b, table, b.cast(i, rows.indices.dtype, I64), b.index(1), weight)
         return [b.linear(0, (width, 1), (bag, b.index(1))), value]
 
     zeros = cx.fill(0, (bags.bags, width), rows.compute)
-    return cx.scatter(zeros, shape, [*bags.inputs(shape, 0), Whole(rows.table), *seen], added, "add")
+    return cx.scatter(zeros, flat, [*bags.inputs(flat, 0), Whole(rows.table), *seen], added, "add")
 
 
 def _sizes(cx: Builder, bags: Bags, rows: Rows) -> View:
@@ -134,8 +136,9 @@ def _per_bag(cx: Builder, value: View, sizes: View, dtype: torch.dtype, compute:
 
 @rule("aten._embedding_bag.default", "aten._embedding_bag_forward_only.default")
 def embedding_bag(
-    cx: Builder, node: Node, table: View, indices: View, offsets: View, scale_grad_by_freq: bool = False, mode: int = SUM,
-    sparse: bool = False, weights: View | None = None, include_last_offset: bool = False, padding: Any = -1,
+    cx: Builder, node: Node, table: View, indices: View, offsets: View, scale_grad_by_freq: bool = False,
+    mode: int = SUM, sparse: bool = False, weights: View | None = None, include_last_offset: bool = False,
+    padding: Any = -1,
 ) -> tuple[View, ...]:  # fmt: skip
     if mode not in (SUM, MEAN):
         raise Unsupported("mode='max'")
@@ -174,7 +177,7 @@ def embedding_bag_backward(cx: Builder, node: Node, grad: View, indices: View, *
         value = b.select(rows.counts(b, row), value, b.constant(0.0, compute))
         return [b.linear(0, (width, 1), (row, b.index(1))), value]
 
-    inputs = [Whole(grad), *vectors, *bags.inputs(shape, 0)]
+    inputs: list[View | Whole] = [Whole(grad), *vectors, *bags.inputs(shape, 0)]
     return cx.cast(cx.scatter(cx.fill(0, meta.shape, compute), shape, inputs, body, "add"), meta.dtype)
 
 
@@ -193,6 +196,6 @@ def weights_backward(
         slope = b.load(g, grad, [bags.bag(b, 0, bag), b.index(1)])
         return b.mul(value, b.cast(slope, grad.dtype, rows.compute))
 
-    inputs = [Whole(table), Whole(grad), _seen(indices, shape, (0,)), *bags.inputs(shape, 0)]
+    inputs: list[View | Whole] = [Whole(table), Whole(grad), _seen(indices, shape, (0,)), *bags.inputs(shape, 0)]
     found = cx.reduce(shape[:1], shape[1:], inputs, body, ["add"], [rows.compute])[0]
     return cx.cast(found, cx.meta(node).dtype)

@@ -31,7 +31,7 @@ def gather(cx: Builder, node: Node, x: View, dim: int, index: View, *, sparse_gr
     def body(b: Body, table: SSAValue, i: SSAValue) -> SSAValue:
         where = b.indices(n)
         where[d] = b.cast(i, index.dtype, torch.int64)
-        return b.load(table, x, where, checked=True)
+        return b.load(table, x, where, (d,))
 
     return cx.map(index.shape, [Whole(x), index], body, x.dtype)
 
@@ -41,7 +41,7 @@ def take(cx: Builder, node: Node, x: View, index: View) -> View:
     flat = cx.reshape(x, (x.numel,))
 
     def body(b: Body, table: SSAValue, i: SSAValue) -> SSAValue:
-        return b.load(table, flat, [wrapped(b, i, x.numel)], checked=True)
+        return b.load(table, flat, [wrapped(b, i, x.numel)], (0,))
 
     return cx.map(index.shape, [Whole(flat), index], body, x.dtype)
 
@@ -58,14 +58,14 @@ def index_select(cx: Builder, node: Node, x: View, dim: int, index: View) -> Vie
     def body(b: Body, table: SSAValue, i: SSAValue) -> SSAValue:
         where = b.indices(n)
         where[d] = b.cast(i, index.dtype, torch.int64)
-        return b.load(table, x, where, checked=True)
+        return b.load(table, x, where, (d,))
 
     return cx.map(shape, [Whole(x), along], body, x.dtype)
 
 
 @dataclass(frozen=True)
 class Indexed:
-    """Advanced indexing resolved: the shape of the selection and, for each dim of the source, where its index comes from.
+    """Advanced indexing resolved: the selection's shape and, for each dim of the source, where its index comes from.
 
     `tensors[k]` indexes source dim `dims[k]`, read over selection dims `start` to `start + rank`; `kept[d]` is the
     selection dim of a source dim that is not indexed.
@@ -125,7 +125,7 @@ def index(cx: Builder, node: Node, x: View, indices: Sequence[View | None]) -> V
     found = resolve(x, indices)
 
     def body(b: Body, table: SSAValue, *scalars: SSAValue) -> SSAValue:
-        return b.load(table, x, found.where(b, x, scalars), checked=True)
+        return b.load(table, x, found.where(b, x, scalars), found.dims)
 
     return cx.map(found.shape, [Whole(x), *found.tensors], body, x.dtype)
 
@@ -140,7 +140,7 @@ def masked_index(cx: Builder, node: Node, x: View, mask: View, indices: Sequence
         zero = b.index_constant(0)
         where = found.where(b, x, scalars)
         safe = [b.select(keep, w, zero) if d in found.dims else w for d, w in enumerate(where)]
-        value = b.load(table, x, safe, checked=True)
+        value = b.load(table, x, safe, found.dims)
         return b.select(keep, value, b.constant(convert(fill, x.dtype), x.dtype))
 
     return cx.map(shape, [Whole(x), mask, *found.tensors], body, x.dtype)

@@ -41,7 +41,7 @@ class _Target:
         safe = b.select(counts, t, b.index_constant(0))
         weight = b.constant(1.0, self.compute)
         if self.weight is not None:
-            weight = b.cast(b.load(rest[0], self.weight, [safe], checked=True), self.weight.dtype, self.compute)
+            weight = b.cast(b.load(rest[0], self.weight, [safe], (0,)), self.weight.dtype, self.compute)
         return safe, counts, b.select(counts, weight, b.constant(0.0, self.compute))
 
 
@@ -58,7 +58,7 @@ def nll_loss(
 
     def parts(b: Body, table: SSAValue, t: SSAValue, *rest: SSAValue) -> tuple[SSAValue, SSAValue]:
         label, counts, w = reader.read(b, t, rest)
-        log = b.cast(b.load(table, logs, [*b.indices(n), label], checked=True), x.dtype, compute)
+        log = b.cast(b.load(table, logs, [*b.indices(n), label], (n,)), x.dtype, compute)
         return b.select(counts, b.mul(b.neg(log), w), b.constant(0.0, compute)), w
 
     inputs = [Whole(logs), *reader.inputs]
@@ -73,7 +73,15 @@ def nll_loss(
 
 @rule("aten.nll_loss_backward.default", "aten.nll_loss2d_backward.default")
 def nll_loss_backward(
-    cx: Builder, node: Node, grad: View, x: View, target: View, weight: View | None, reduction: int, ignore: int, total: View
+    cx: Builder,
+    node: Node,
+    grad: View,
+    x: View,
+    target: View,
+    weight: View | None,
+    reduction: int,
+    ignore: int,
+    total: View,
 ) -> View:
     meta = cx.meta(node)
     compute = COMPUTE[meta.dtype]
@@ -180,9 +188,7 @@ def smooth_l1_loss(cx: Builder, node: Node, x: View, y: View, reduction: int = M
 
 
 @rule("aten.smooth_l1_loss_backward.default")
-def smooth_l1_loss_backward(
-    cx: Builder, node: Node, grad: View, x: View, y: View, reduction: int, beta: float
-) -> View:
+def smooth_l1_loss_backward(cx: Builder, node: Node, grad: View, x: View, y: View, reduction: int, beta: float) -> View:
     def l1_slope(b: Body, p: SSAValue, q: SSAValue, _: SSAValue) -> SSAValue:
         d, zero = b.sub(p, q), b.like(p, 0.0)
         return b.select(b.cmp("eq", d, zero), zero, b.copysign(b.like(d, 1.0), d))
@@ -254,4 +260,3 @@ def bce_backward(
         return value if weight is None else b.mul(value, rest[0])
 
     return loss_gradient(cx, node, grad, operands, slope, reduction)
-

@@ -67,8 +67,8 @@ def layer_norm(
 
 @rule("aten.native_layer_norm_backward.default")
 def layer_norm_backward(
-    cx: Builder, node: Node, grad: View, x: View, normalized: Sequence[Dim], mean: View, rstd: View, weight: View | None,
-    bias: View | None, wanted: Sequence[bool],
+    cx: Builder, node: Node, grad: View, x: View, normalized: Sequence[Dim], mean: View, rstd: View,
+    weight: View | None, bias: View | None, wanted: Sequence[bool],
 ) -> tuple[View | None, ...]:  # fmt: skip
     metas = cx.metas(node)
     outer = len(x.shape) - len(normalized)
@@ -184,8 +184,8 @@ def _channel(view: View | None, groups: int, channels: int) -> View | None:
 
 @rule("aten.native_group_norm.default")
 def group_norm(
-    cx: Builder, node: Node, x: View, weight: View | None, bias: View | None, n: Dim, channels: int, space: Dim, groups: int,
-    eps: float,
+    cx: Builder, node: Node, x: View, weight: View | None, bias: View | None, n: Dim, channels: int, space: Dim,
+    groups: int, eps: float,
 ) -> tuple[View, View, View]:  # fmt: skip
     metas = cx.metas(node)
     compute = COMPUTE[x.dtype]
@@ -209,7 +209,8 @@ def group_norm_backward(
     metas = cx.metas(node)
     wide, g = _grouped(cx, x, groups, channels), _grouped(cx, grad, groups, channels)
     mean, rstd = (
-        moved(v, wide.shape, (v.strides[0], v.strides[1], 0, 0)) for v in (cx.reshape(s, (x.shape[0], groups)) for s in (mean, rstd))
+        moved(v, wide.shape, (v.strides[0], v.strides[1], 0, 0))
+        for v in (cx.reshape(s, (x.shape[0], groups)) for s in (mean, rstd))
     )
     given = None
     if wanted[0]:
@@ -218,4 +219,3 @@ def group_norm_backward(
         given = cx.reshape(given, x.shape)
     sums = parameter_gradients(cx, g, wide, [0, 3], mean, rstd, wanted[1], wanted[2], metas[1:])
     return given, *(None if s is None else cx.reshape(s, (channels,)) for s in sums)
-

@@ -62,7 +62,14 @@ def _lowest(dtype: torch.dtype) -> Any:
 
 @rule("aten.max_pool2d_with_indices.default", "aten.max_pool3d_with_indices.default")
 def max_pool(
-    cx: Builder, node: Node, x: View, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
+    cx: Builder,
+    node: Node,
+    x: View,
+    kernel: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
 ) -> tuple[View, View]:
     metas = cx.metas(node)
     rank = 3 if "3d" in str(node.target) else 2
@@ -71,7 +78,12 @@ def max_pool(
     seen = w.view(cx, x, _lowest(x.dtype))
     compute = COMPUTE[x.dtype]
     value, place = cx.reduce(
-        shape, w.kernel, [seen], lambda b, v: [b.cast(v, x.dtype, compute)] * 2, ["max", "argmax"], [compute, torch.int64]
+        shape,
+        w.kernel,
+        [seen],
+        lambda b, v: [b.cast(v, x.dtype, compute)] * 2,
+        ["max", "argmax"],
+        [compute, torch.int64],
     )
     lead = len(w.lead)
 

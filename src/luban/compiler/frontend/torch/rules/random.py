@@ -119,7 +119,9 @@ def native_dropout(cx: Builder, node: Node, x: View, p: float, train: Any = True
     if train is False or p == 0:
         return x, cx.fill(True, x.shape, torch.bool)
     if p == 1:
-        return cx.elementwise(Body.mul, [x, 0.0], COMPUTE[x.dtype], None, x.shape, x.dtype), cx.fill(False, x.shape, torch.bool)
+        return cx.elementwise(Body.mul, [x, 0.0], COMPUTE[x.dtype], None, x.shape, x.dtype), cx.fill(
+            False, x.shape, torch.bool
+        )
     compute = COMPUTE[x.dtype]
 
     def body(b: Body, r: SSAValue, v: SSAValue) -> list[SSAValue]:

@@ -143,7 +143,13 @@ def _register_logic(name: str, kind: str) -> None:
     @rule(f"aten.{name}.default", f"aten.{name}.dim", f"aten.{name}.dims")
     def logic(cx: Builder, node: Node, x: View, dim: Any = None, keepdim: bool = False) -> View:
         found = fold(
-            cx, [x], normal_dims(dim, len(x.shape)), lambda b, v: b.cast(v, x.dtype, torch.bool), [kind], [torch.bool], keepdim
+            cx,
+            [x],
+            normal_dims(dim, len(x.shape)),
+            lambda b, v: b.cast(v, x.dtype, torch.bool),
+            [kind],
+            [torch.bool],
+            keepdim,
         )
         return cx.cast(found[0], cx.meta(node).dtype)
 
@@ -231,7 +237,9 @@ def logsumexp(cx: Builder, node: Node, x: View, dim: Any, keepdim: bool = False)
 
 
 @rule("aten.linalg_vector_norm.default")
-def vector_norm(cx: Builder, node: Node, x: View, ord: Any = 2, dim: Any = None, keepdim: bool = False, **_: Any) -> View:
+def vector_norm(
+    cx: Builder, node: Node, x: View, ord: Any = 2, dim: Any = None, keepdim: bool = False, **_: Any
+) -> View:
     compute = COMPUTE[cx.meta(node).dtype]
     dims = normal_dims(dim, len(x.shape))
     each, kind, last = _norm_parts(float(ord))

@@ -58,9 +58,7 @@ def _register(rank: int, name: str, exact: bool) -> None:
         return cx.map(shape, [Whole(x)], body, x.dtype)
 
     @rule(f"aten.{name}{rank}d_backward.default", f"aten.{name}{rank}d_backward.vec")
-    def gradient(
-        cx: Builder, node: Node, grad: View, size: Any, input_size: Any, *more: Any, **named: Any
-    ) -> View:
+    def gradient(cx: Builder, node: Node, grad: View, size: Any, input_size: Any, *more: Any, **named: Any) -> View:
         shape = cx.meta(node).shape
         return _gradient(cx, grad, shape, _scales(more or list(named.values()), rank), exact)
 
@@ -68,12 +66,18 @@ def _register(rank: int, name: str, exact: bool) -> None:
 def _gradient(cx: Builder, grad: View, shape: Sequence[Dim], scales: Sequence[float | None], exact: bool) -> View:
     rank = len(shape) - 2
     compute = COMPUTE[grad.dtype]
-    factors = [divide_exact(o, n) for o, n in zip(grad.shape[2:], shape[2:])]
-    if all(isinstance(f, int) and (s is None or s == f) for f, s in zip(factors, scales)):
-        steps = [s * f for s, f in zip(grad.strides[2:], factors)]  # type: ignore[operator]
-        blocks = moved(grad, (*shape, *factors), (*grad.strides[:2], *steps, *grad.strides[2:]))  # type: ignore[arg-type]
+    found_factors = [divide_exact(o, n) for o, n in zip(grad.shape[2:], shape[2:])]
+    factors = [f for f, s in zip(found_factors, scales) if isinstance(f, int) and (s is None or s == f)]
+    if len(factors) == rank:
+        steps = [s * f for s, f in zip(grad.strides[2:], factors)]
+        blocks = moved(grad, (*shape, *factors), (*grad.strides[:2], *steps, *grad.strides[2:]))
         found = cx.reduce(
-            shape, factors, [blocks], lambda b, g: b.cast(g, grad.dtype, compute), ["add"], [compute]  # type: ignore[arg-type]
+            shape,
+            factors,
+            [blocks],
+            lambda b, g: b.cast(g, grad.dtype, compute),
+            ["add"],
+            [compute],
         )
         return cx.cast(found[0], grad.dtype)
     strides = contiguous(shape)

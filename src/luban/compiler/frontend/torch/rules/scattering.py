@@ -10,22 +10,24 @@ from torch.fx import Node
 from xdsl.ir import SSAValue
 
 from luban.compiler.frontend.torch.body import Body
-from luban.compiler.frontend.torch.builder import Builder, Operand, convert
+from luban.compiler.frontend.torch.builder import Builder, Operand, convert, meta_of
 from luban.compiler.frontend.torch.dtypes import COMPUTE
 from luban.compiler.frontend.torch.registry import Unsupported, rule
 from luban.compiler.frontend.torch.rules.indexing import resolve, wrapped
-from luban.compiler.frontend.torch.views import View, expand, moved, unsqueeze
+from luban.compiler.frontend.torch.views import View, expand, is_dense, moved, unsqueeze
 from luban.compiler.ir.attributes import contiguous
 from luban.symbolic import Dim
 
 KINDS = {"sum": "add", "add": "add", "prod": "mul", "multiply": "mul", "amax": "max", "amin": "min"}
 Where = Callable[[Body, Sequence[SSAValue]], list[SSAValue]]
+"""Gives the target's indices at a point of the domain from the index scalars."""
 
 
 def combine(
-    cx: Builder, x: View, shape: Sequence[Dim], indices: Sequence[View], source: Operand, where: Where, kind: str
-) -> View:
-    """x with source values combined in: where(b, index scalars) gives the target's indices at a point of `shape`."""
+    cx: Builder, x: View, shape: Sequence[Dim], indices: Sequence[View], source: Operand, where: Where,
+    dims: Sequence[int], kind: str,
+) -> View:  # fmt: skip
+    """x with source values combined in at `where`, over the domain `shape`; `dims` are those with indices from data."""
     compute = x.dtype if kind == "set" else COMPUTE[x.dtype]
     start = cx.cast(x, compute)
     tensor = isinstance(source, View) and source.fill is None
@@ -38,7 +40,10 @@ def combine(
         else:
             known = source.fill if isinstance(source, View) else source
             value = b.constant(convert(known, compute), compute)
-        return [b.linear(0, strides, where(b, scalars[: len(indices)])), value]
+        target = where(b, scalars[: len(indices)])
+        if any(dims):  # an index outside dim 0 leaves the tensor by itself
+            target = [b.or_far(i, x.shape[d], x.numel) if d in dims else i for d, i in enumerate(target)]
+        return [b.linear(0, strides, target), value]
 
     return cx.cast(cx.scatter(start, shape, inputs, body, kind), x.dtype)
 
@@ -60,7 +65,8 @@ def _scatter(cx: Builder, x: View, dim: int, index: View, source: Operand, kind:
     where, index = _along(x, dim, index)
     if isinstance(source, View) and source.fill is None and len(source.shape) == len(index.shape):
         source = moved(source, index.shape, source.strides)  # the source may be larger than the index
-    return combine(cx, x, index.shape, [index], source, where, kind)
+    dims = [dim % len(x.shape)] if x.shape else []
+    return combine(cx, x, index.shape, [index], source, where, dims, kind)
 
 
 @rule("aten.scatter.src", "aten.scatter.value")
@@ -69,7 +75,9 @@ def scatter(cx: Builder, node: Node, x: View, dim: int, index: View, source: Ope
 
 
 @rule("aten.scatter.reduce", "aten.scatter.value_reduce")
-def scatter_reduce_old(cx: Builder, node: Node, x: View, dim: int, index: View, source: Operand, *, reduce: str) -> View:
+def scatter_reduce_old(
+    cx: Builder, node: Node, x: View, dim: int, index: View, source: Operand, *, reduce: str
+) -> View:
     return _scatter(cx, x, dim, index, source, KINDS[reduce])
 
 
@@ -104,7 +112,7 @@ def index_put(
     def where(b: Body, scalars: Sequence[SSAValue]) -> list[SSAValue]:
         return found.where(b, x, scalars)
 
-    return combine(cx, x, found.shape, found.tensors, values, where, "add" if accumulate else "set")
+    return combine(cx, x, found.shape, found.tensors, values, where, found.dims, "add" if accumulate else "set")
 
 
 def _masked_put(cx: Builder, x: View, indices: Sequence[View | None], mask: View, values: View) -> View:
@@ -114,9 +122,7 @@ def _masked_put(cx: Builder, x: View, indices: Sequence[View | None], mask: View
     seen = moved(mask, (*mask.shape, *[1] * after), (*mask.strides, *[0] * after))
     value = cx.reshape(values, ())
     compute = COMPUTE[x.dtype]
-    return cx.elementwise(
-        Body.select, [seen, value, x], (torch.bool, compute, compute), compute, x.shape, x.dtype
-    )
+    return cx.elementwise(Body.select, [seen, value, x], (torch.bool, compute, compute), compute, x.shape, x.dtype)
 
 
 @rule("aten.index_add.default")
@@ -150,4 +156,19 @@ def _index_write(cx: Builder, x: View, dim: int, index: View, source: Operand, k
         found[d] = wrapped(b, b.cast(scalars[0], index.dtype, torch.int64), x.shape[d])
         return found
 
-    return combine(cx, x, shape, [along], source, where, kind)
+    return combine(cx, x, shape, [along], source, where, [d], kind)
+
+
+@rule("aten.as_strided_scatter.default", "prims.as_strided_scatter.default")
+def as_strided_scatter(
+    cx: Builder, node: Node, x: View, source: View, size: Sequence[Dim], stride: Sequence[Dim], storage_offset: Any = 0
+) -> View:
+    """Places are in the memory of the traced tensor, which must be row-major, as ours is."""
+    meta = meta_of(node.args[0].meta["val"])  # type: ignore[union-attr]
+    if not is_dense(meta.shape, meta.strides):
+        raise Unsupported("a tensor that is not row-major")
+
+    def body(b: Body, value: SSAValue) -> list[SSAValue]:
+        return [b.linear(storage_offset or 0, stride, b.indices(len(size))), b.cast(value, source.dtype, x.dtype)]
+
+    return cx.scatter(x, size, [expand(source, size)], body, "set")

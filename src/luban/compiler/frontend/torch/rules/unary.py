@@ -48,9 +48,9 @@ def _sign(b: Body, x: SSAValue) -> SSAValue:
     return b.select(b.cmp("gt", x, zero), one, negative)
 
 
-
-for _name in ("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "sinh",
-              "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "sqrt", "rsqrt", "reciprocal", "abs", "neg"):  # fmt: skip
+_SAME_NAMES = """exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf
+sqrt rsqrt reciprocal abs neg"""
+for _name in _SAME_NAMES.split():
     _register(_name, getattr(Body, _name))
 for _name in ("floor", "ceil", "trunc", "round"):
     _register_rounding(_name, getattr(Body, _name))

@@ -9,7 +9,7 @@ from typing import Any
 from torch.fx import Node
 
 from luban.compiler.frontend.torch import views
-from luban.compiler.frontend.torch.builder import Builder
+from luban.compiler.frontend.torch.builder import Builder, meta_of
 from luban.compiler.frontend.torch.registry import Unsupported, rule
 from luban.compiler.frontend.torch.views import View
 from luban.symbolic import Dim, Expr
@@ -98,7 +98,9 @@ def squeeze_all(cx: Builder, node: Node, x: View) -> View:
     return views.squeeze(x, range(len(x.shape)))
 
 
-@rule("aten.squeeze.dim", "aten.squeeze.dims", "aten.squeeze_copy.dim", "aten.squeeze_copy.dims", "prims.squeeze.default")
+@rule(
+    "aten.squeeze.dim", "aten.squeeze.dims", "aten.squeeze_copy.dim", "aten.squeeze_copy.dims", "prims.squeeze.default"
+)
 def squeeze(cx: Builder, node: Node, x: View, dim: int | Sequence[int]) -> View:
     n = len(x.shape)
     dims = [dim] if isinstance(dim, int) else dim
@@ -137,8 +139,6 @@ def as_strided(
 ) -> View:
     """Strides are in the memory of the traced tensor, which must be laid out as ours is."""
     argument = node.args[0].meta["val"]  # type: ignore[union-attr]
-    from luban.compiler.frontend.torch.builder import meta_of
-
     meta = meta_of(argument)
     offset = argument.storage_offset() if storage_offset is None else storage_offset
     if argument.storage_offset() != 0:
@@ -168,10 +168,10 @@ def unbind(cx: Builder, node: Node, x: View, dim: int = 0) -> tuple[View, ...]:
     return tuple(views.select(x, d, i) for i in range(len(node.meta["val"])))
 
 
-@rule("aten.detach.default", "aten.alias.default", "aten.lift_fresh.default", "aten.lift.default", "aten.detach_copy.default",
-      "aten.alias_copy.default", "aten._conj.default", "aten.resolve_conj.default", "aten.resolve_neg.default",
-      "aten.contiguous.default", "aten.conj.default", "aten.conj_physical.default", "aten.real.default",
-      "aten.positive.default")  # fmt: skip
+@rule("aten.detach.default", "aten.alias.default", "aten.lift_fresh.default", "aten.lift.default",
+      "aten.detach_copy.default", "aten.alias_copy.default", "aten._conj.default", "aten.resolve_conj.default",
+      "aten.resolve_neg.default", "aten.contiguous.default", "aten.conj.default", "aten.conj_physical.default",
+      "aten.real.default", "aten.positive.default")  # fmt: skip
 def same(cx: Builder, node: Node, x: View, **_: Any) -> View:
     return x
 

@@ -1,0 +1,109 @@
+"""The product of two matrices as a `graph` module: what the step-by-step pipeline compiles. Knows no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from xdsl.dialects.builtin import ArrayAttr, IntAttr, ModuleOp, StringAttr
+from xdsl.ir import Block, Region
+
+from luban.compiler.ir import dtypes, graph
+from luban.compiler.ir.attributes import Access, Dims, TensorType, contiguous
+from luban.errors import ConfigError
+
+DTYPES = ("float32", "float64", "bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class Matmul:
+    """C (m, n) = A (m, k) @ B (k, n), all of one dtype (a name) and row-major; sums in float32, in float64 for float64."""
+
+    m: int
+    n: int
+    k: int
+    dtype: str
+
+    @property
+    def shapes(self) -> tuple[tuple[int, int], ...]:
+        """Of A, B and C."""
+        return (self.m, self.k), (self.k, self.n), (self.m, self.n)
+
+
+def matmul_of(a: Any, b: Any) -> Matmul:
+    """The problem of two torch tensors, NumPy arrays or (shape, dtype) pairs. Raises ConfigError for what has no kernel."""
+    (left, dtype), (right, other) = _described(a, "A"), _described(b, "B")
+    if dtype != other:
+        raise ConfigError(f"A is {dtype} and B is {other}; convert one of them to the other's dtype")
+    if dtype not in DTYPES:
+        raise ConfigError(f"a product of {dtype} matrices has no kernel; convert A and B to {', '.join(DTYPES[:-1])} or {DTYPES[-1]}")
+    if left[1] != right[0]:
+        raise ConfigError(f"A has {left[1]} columns and B has {right[0]} rows, which must be equal for A @ B; check the shapes {left} and {right}")
+    return Matmul(left[0], right[1], left[1], dtype)
+
+
+def _described(value: Any, name: str) -> tuple[tuple[int, int], str]:
+    """Shape and dtype name of an operand."""
+    layout = str(getattr(value, "layout", "torch.strided")).removeprefix("torch.")
+    if layout != "strided":
+        raise ConfigError(f"{name} is a {layout} tensor; make it dense with .to_dense()")
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        shape, dtype = value.shape, value.dtype
+    elif isinstance(value, (tuple, list)) and len(value) == 2:
+        shape, dtype = value
+    else:
+        raise ConfigError(f"{name} is a {type(value).__name__}; pass a torch tensor, a NumPy array or a (shape, dtype) pair")
+    try:
+        sizes = tuple(int(n) for n in shape)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{name} has the shape {shape!r}, which is not a list of numbers; pass (rows, columns)") from error
+    if len(sizes) != 2 or min(sizes) < 1:
+        raise ConfigError(f"{name} has the shape {sizes}; pass a matrix of at least one row and one column")
+    return (sizes[0], sizes[1]), _dtype_name(dtype, name)
+
+
+def _dtype_name(dtype: Any, name: str) -> str:
+    text = str(dtype)
+    if text.startswith("torch."):
+        return text.removeprefix("torch.")
+    if isinstance(dtype, str) and dtype == "bfloat16":
+        return dtype
+    try:
+        return np.dtype(dtype).name
+    except TypeError as error:
+        raise ConfigError(f"{name} has the dtype {dtype!r}, which is unknown; use {', '.join(DTYPES)}") from error
+
+
+def graph_module(problem: Matmul) -> ModuleOp:
+    """The module: one function with one `graph.contract`."""
+    element = dtypes.from_name(problem.dtype)
+    a, b, c = (TensorType.of(shape, element) for shape in problem.shapes)
+    block = Block(arg_types=[a, b])
+    for argument, hint in zip(block.args, "ab", strict=True):
+        argument.name_hint = hint
+    product = graph.ContractOp.create(
+        operands=list(block.args),
+        result_types=[c],
+        properties={
+            "domain": Dims((problem.m, problem.n, problem.k)),
+            "counts": ArrayAttr([IntAttr(0), IntAttr(1), IntAttr(1), IntAttr(1)]),
+            "accesses": ArrayAttr([Access.of((problem.k, 0, 1)), Access.of((0, 1, problem.n))]),
+        },
+    )
+    product.out.name_hint = "c"
+    shown = {"shapes": ArrayAttr([c.dims]), "accesses": ArrayAttr([Access.of(contiguous(c.shape))])}
+    block.add_ops([product, graph.ReturnOp.create(operands=[product.out], properties=shown)])
+    properties = {"sym_name": StringAttr("matmul"), "symbols": ArrayAttr([])}
+    return ModuleOp([graph.FuncOp.create(properties=properties, regions=[Region(block)])])
+
+
+def metadata(problem: Matmul) -> dict[str, Any]:
+    """How the program is called, in the form of `luban.runtime.program`."""
+    a, b, c = ({"dtype": problem.dtype, "shape": list(shape), "strides": [shape[1], 1]} for shape in problem.shapes)
+    return {
+        "symbols": [],
+        "symbol_sources": {},
+        "inputs": [{"kind": "tensor", **a}, {"kind": "tensor", **b}],
+        "outputs": [{"kind": "buffer", **c, "offset": 0, "size": problem.m * problem.n, "pool": "own"}],
+    }

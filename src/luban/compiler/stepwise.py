@@ -1,0 +1,217 @@
+"""From tensors to a binary in three steps, each of which can be looked at.
+
+    ir_graph = generate_tiled_ir(A, B, tile_size=128)        # IR that knows no chip; str(ir_graph) is its text
+    optimized = apply_arch_specific_opts(ir_graph, "native") # the same kernel scheduled for a chip
+    matmul = compile_to_binary(optimized)                    # .object_code, .assembly, .llvm_ir, and callable
+    C = matmul(A, B)
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import Attribute, Operation, SSAValue
+
+from luban import targets
+from luban.compiler import matmul
+from luban.compiler.driver import GRAPH_PIPELINE, Kernels, emit_text, lower_groups
+from luban.compiler.ir import dtypes, graph, tile
+from luban.compiler.ir.numeric_types import from_array, numpy_dtype, to_torch
+from luban.compiler.ir.text import to_text, verify
+from luban.compiler.passes.pipeline import run
+from luban.errors import ConfigError, TargetError
+from luban.targets.portable import PORTABLE
+from luban.targets.target import Target
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class TiledIR:
+    """A matrix product in IR: the `graph` module that says what, and the `tile` kernel that says in which order.
+
+    `str()` gives the kernel's text, `graph_text` the graph's; both parse back and are input for `luban ir`. `target` is
+    the chip that the kernel is scheduled for, "portable" before `apply_arch_specific_opts`.
+    """
+
+    problem: matmul.Matmul
+    tile_size: int
+    target: Target
+    graph: ModuleOp
+    tile: ModuleOp
+    kernels: Kernels
+    function: graph.FuncOp
+
+    def __repr__(self) -> str:
+        return f"<tiled IR of {_said(self.problem)}, blocks of {self.tile_size}, for {self.target.name}>"
+
+    def __str__(self) -> str:
+        return to_text(self.tile)
+
+    @property
+    def graph_text(self) -> str:
+        """The graph module as text."""
+        return to_text(self.graph)
+
+    def verify(self) -> None:
+        """Checks every rule of both modules. Raises VerificationError naming the operation and the rule."""
+        verify(self.graph)
+        verify(self.tile)
+
+    def interpret(self, a: Any, b: Any) -> Any:
+        """A @ B by the reference interpreter, from the tile kernel as it stands; gives what `a` is, a tensor or an array.
+
+        Slow, and every access is checked. Raises ConfigError for inputs that do not fit.
+        """
+        from luban.compiler.ir.interpret_tile import run_kernel
+
+        self._check(a, b)
+        element = dtypes.from_name(self.problem.dtype)
+        rows, columns = self.problem.shapes[2]
+        out = np.full(rows * columns, np.nan, numpy_dtype(element))
+        flat = [from_array(_plain(x), element, name).reshape(-1) for x, name in ((a, "A"), (b, "B"))]
+        run_kernel(tile.find_kernels(self.tile)[0], [*flat, out])
+        return _like(a, out.reshape(rows, columns), element)
+
+    def _check(self, a: Any, b: Any) -> None:
+        given = matmul.matmul_of(a, b)
+        if given != self.problem:
+            raise ConfigError(f"this IR is for {_said(self.problem)}, not {_said(given)}; generate it for these operands")
+
+
+def generate_tiled_ir(a: Any, b: Any, tile_size: int = 128) -> TiledIR:
+    """The tiled IR of A @ B for two torch tensors, NumPy arrays or (shape, dtype) pairs; only shapes and dtypes are read.
+
+    tile_size: side of the cache blocks, in rows, columns and values of k. Scheduling for a chip rounds it up to that
+    chip's register tile. Raises ConfigError, in one sentence, for operands or a tile size that cannot work.
+    """
+    if isinstance(tile_size, bool) or not isinstance(tile_size, int) or tile_size < 1:
+        raise ConfigError(f"tile_size is {tile_size!r}; pass a whole number of at least 1")
+    problem = matmul.matmul_of(a, b)
+    return _lowered(problem, matmul.graph_module(problem), tile_size, PORTABLE)
+
+
+def apply_arch_specific_opts(ir_graph: TiledIR, target: str | Target = "native") -> TiledIR:
+    """The kernel scheduled for a CPU target: its register tile, its dot unit and the packing that the unit wants.
+
+    Raises TargetError for an unknown target, and for a GPU or NPU.
+    """
+    chip = targets.get(target)
+    if not chip.is_cpu:
+        raise TargetError(f"{chip.name} takes Triton source and not machine code; choose a CPU target from `luban targets`")
+    if ir_graph.problem.dtype not in chip.dtypes:
+        raise TargetError(f"{chip.name} has no {ir_graph.problem.dtype}; choose one of {', '.join(chip.dtypes)}")
+    return _lowered(ir_graph.problem, ir_graph.graph, ir_graph.tile_size, chip)
+
+
+def compile_to_binary(optimized: TiledIR) -> Binary:
+    """Machine code for the target that the IR is scheduled for. Raises ConfigError for IR that knows no chip yet."""
+    from luban.compiler.codegen.llvm.compile import compile_module
+
+    if optimized.target is PORTABLE:
+        raise ConfigError("this IR is scheduled for no chip yet; pass it through apply_arch_specific_opts first")
+    target = optimized.target
+    emitted = emit_text(optimized.function, optimized.kernels, matmul.metadata(optimized.problem), target, "matmul")
+    return Binary(optimized, emitted.metadata, compile_module(emitted.text, target))
+
+
+def _lowered(problem: matmul.Matmul, module: ModuleOp, tile_size: int, target: Target) -> TiledIR:
+    fused = module.clone()
+    run(fused, GRAPH_PIPELINE)
+    function = next(op for op in fused.body.block.ops if isinstance(op, graph.FuncOp))
+    kernels = lower_groups(function, (), target, tile_size)
+    made = [lowered.kernel for lowered in kernels.unique.values()]
+    for kernel in made:
+        _name_values(kernel)
+    return TiledIR(problem, tile_size, target, module, ModuleOp(made), kernels, function)
+
+
+class Binary:
+    """A compiled matrix product: `matmul(A, B)` gives C on this machine's chip; the code of any target can be read.
+
+    object_code   bytes of a relocatable ELF object     assembly   its text
+    llvm_ir       what LLVM was given                   target     the target's name
+    """
+
+    def __init__(self, ir: TiledIR, metadata: dict[str, Any], compiled: Any):
+        self.ir, self._metadata, self._compiled = ir, metadata, compiled
+        self.target: str = ir.target.name
+        self.object_code: bytes = compiled.object
+        self.llvm_ir: str = compiled.text
+
+    @property
+    def assembly(self) -> str:
+        """The assembly of the same code, made when first asked for."""
+        return self._compiled.assembly
+
+    def __call__(self, a: Any, b: Any) -> Any:
+        """C = A @ B, a tensor or an array as A and B are; operands with gaps or turned dims are copied first.
+
+        Raises ConfigError for operands that do not fit, TargetError where the code is another chip's.
+        """
+        self.ir._check(a, b)
+        if _is_torch(a) != _is_torch(b):
+            raise ConfigError("one operand is a torch tensor and the other is not; pass two of a kind")
+        if _is_torch(a):
+            return self._loaded([a.detach().contiguous(), b.detach().contiguous()])[0]
+        return self._loaded.call_numpy([np.ascontiguousarray(a), np.ascontiguousarray(b)])[0]
+
+    @functools.cached_property
+    def _loaded(self) -> Any:
+        from luban.runtime.loaded import load
+        from luban.runtime.program import Program
+
+        here = targets.get("native")
+        if self.ir.target.family != here.family:
+            raise TargetError(
+                f"this matmul is {self.target} code, which the {here.family} chip here cannot run; "
+                'compile it with target="native" to call it'
+            )
+        return load(Program(self._metadata, self.object_code))
+
+    def __repr__(self) -> str:
+        return f"<matmul for {self.target}: {_said(self.ir.problem)}, {len(self.object_code)} bytes of object code>"
+
+
+def _said(problem: matmul.Matmul) -> str:
+    return f"({problem.m}, {problem.k}) @ ({problem.k}, {problem.n}) in {problem.dtype}"
+
+
+def _is_torch(value: Any) -> bool:
+    return hasattr(value, "detach")
+
+
+def _plain(value: Any) -> Any:
+    """NumPy bfloat16 as float32, which is how the interpreter holds it."""
+    return value.astype(np.float32) if getattr(value.dtype, "name", "") == "bfloat16" else value
+
+
+def _like(given: Any, array: np.ndarray, element: Attribute) -> Any:
+    return to_torch(array, element, given.dtype) if _is_torch(given) else array.astype(given.dtype)
+
+
+# ---- names of values, so that the text can be read
+
+
+def _name_values(kernel: tile.KernelOp) -> None:
+    """Hints for the printer: a, b, c for the buffers, and what an operation stands for else."""
+    for argument, hint in zip(kernel.body.block.args, "abc", strict=False):
+        argument.name_hint = hint
+    for value, hint in _hints(kernel):
+        value.name_hint = hint
+
+
+def _hints(kernel: Operation) -> Iterator[tuple[SSAValue, str]]:
+    for op in kernel.walk():
+        if isinstance(op, tile.DimOp):
+            yield op.result, f"n{op.value.data[0]}"
+        elif isinstance(op, tile.AllocOp):
+            packed = any(isinstance(use.operation, tile.PackOp) for use in op.buffer.uses)
+            yield op.buffer, "panel" if packed else "partial"
+        elif isinstance(op, tile.ForOp):
+            yield op.body.block.args[0], {"parallel": "task", "serial": "step"}.get(op.role.data, "lane")
+        elif isinstance(op, tile.DotOp):
+            yield from zip(op.body.block.args, ("sum", "i", "j"), strict=True)

@@ -1,0 +1,81 @@
+"""What a person sees who gives a training step or a compiled function what it cannot take: one sentence of Luban's."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+
+import luban
+from luban.errors import ConfigError, UnsupportedOperatorError
+
+mse = torch.nn.functional.mse_loss
+
+
+def step_of(model, loss=mse):
+    return luban.train_step(model, loss, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+@pytest.mark.parametrize(
+    "loss, inputs, said",
+    [
+        (mse, (torch.zeros(3, 5), torch.zeros(3, 4)), r"cannot take a step on \(float32\[3, 5\], float32\[3, 4\]\): .*dim"),
+        (mse, (torch.zeros(3, 4), torch.zeros(2, 7)), r"cannot take a step on .*float32\[2, 7\]\): .*7.*check shapes"),
+        (lambda o, t: o - t, (torch.zeros(3, 4), torch.zeros(3, 4)), "must return one loss tensor"),
+        (mse, (torch.eye(4).to_sparse(), torch.zeros(4, 4)), "input 0 of the training step is a sparse_coo tensor"),
+        (mse, (torch.zeros(3, 4), torch.zeros(3, 4, device="meta")), r"input 1 of the training step is on meta; move"),
+        (mse, (), "called without inputs"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Using a target size")
+def test_inputs_that_do_not_fit(loss, inputs, said, caplog, capfd):
+    step = step_of(torch.nn.Linear(4, 4), loss)
+    with caplog.at_level(logging.ERROR), pytest.raises(ConfigError, match=said) as caught:
+        step(*inputs)
+    assert "\n" not in str(caught.value)
+    assert not [r for r in caplog.records if r.levelno >= logging.ERROR] and capfd.readouterr().err == "", "torch's tracer logs what is raised anyway"
+    assert step.steps == 0
+
+
+@pytest.mark.parametrize(
+    "model, inputs, operator",
+    [
+        (torch.nn.Linear(4, 4, dtype=torch.complex64), (torch.zeros(3, 4, dtype=torch.complex64),) * 2, "complex64"),
+        (torch.nn.Linear(4, 4), (torch.zeros(3, 4), torch.zeros(3, 4).to(torch.float8_e4m3fn)), "float8_e4m3fn"),
+        (torch.nn.Embedding(4, 4, sparse=True), (torch.tensor([1, 2]), torch.zeros(2, 4)), "sparse_coo"),
+    ],
+)
+def test_dtypes_without_kernels_are_listed_with_the_way_out_of_a_step(model, inputs, operator):
+    def loss(out, target):
+        return (out - target.to(out.dtype)).abs().mean()
+
+    with pytest.raises(UnsupportedOperatorError, match=f"{operator}.*torch.compile") as caught:
+        step_of(model, loss)(*inputs)
+    assert 'fallback="allow"' not in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "function, dtype, operator",
+    [
+        (lambda x: x * 2 + 1, torch.complex64, "aten.mul.Tensor with dtype complex64"),
+        (lambda x: x.float() + 1, torch.float8_e4m3fn, "float8_e4m3fn"),
+    ],
+)
+def test_a_compiled_function_raises_lubans_own_error(function, dtype, operator):
+    torch._dynamo.reset()
+    x = torch.zeros(4, 4).to(dtype)
+    with pytest.raises(UnsupportedOperatorError, match=operator) as caught:
+        luban.compile(function)(x)
+    assert isinstance(caught.value, torch._dynamo.exc.BackendCompilerFailed), "for code that waits for Dynamo's"
+    assert "\n" not in str(caught.value) and caught.value.operators
+    torch._dynamo.reset()
+    with pytest.warns(UserWarning, match="in eager"):
+        assert torch.equal(luban.compile(function, fallback="allow")(x), function(x))
+
+
+def test_an_index_out_of_range_is_said_and_the_step_does_not_count():
+    step = step_of(torch.nn.Embedding(4, 4))
+    with pytest.raises(luban.LubanError, match="an index is out of range"):
+        step(torch.tensor([1, 9]), torch.zeros(2, 4))
+    assert step.steps == 0
