@@ -39,7 +39,12 @@ class Kernels:
 
 
 def compile_graph(
-    module: ModuleOp, metadata: dict[str, Any], target: Target, name: str, pipeline: str = GRAPH_PIPELINE, detect_nan: bool = False
+    module: ModuleOp,
+    metadata: dict[str, Any],
+    target: Target,
+    name: str,
+    pipeline: str = GRAPH_PIPELINE,
+    detect_nan: bool = False,
 ) -> Program:
     """Compiles one `graph.func`. `metadata` holds inputs, outputs, symbols and symbol_sources as programs know them.
 
@@ -60,7 +65,9 @@ def lower_groups(func: graph.FuncOp, symbols: tuple[str, ...], target: Target, t
         if isinstance(op, (graph.AssignOp, graph.ReturnOp)):
             continue
         if not isinstance(op, graph.GroupOp):
-            raise ConfigError(f"{op.name} stands outside every group and would never run; end the pipeline with fuse or isolate")
+            raise ConfigError(
+                f"{op.name} stands outside every group and would never run; end the pipeline with fuse or isolate"
+            )
         key = structural_key(op)
         lowered = kernels.unique.get(key)
         if lowered is None:
@@ -120,7 +127,7 @@ def emit_text(
         calls.append(Call(lowered.kernel.sym_name.data, tuple(where), dims, checks.of_call(number, outputs)))
     emit_entry(module, calls, metadata["symbols"], first=first)
     arena = plan_arena(lives)
-    meta = {
+    meta: dict[str, Any] = {
         "version": 1,
         "name": name,
         "target": target.name,
@@ -129,7 +136,8 @@ def emit_text(
         "temps": [{"bytes": _plain(life.bytes)} for life in lives],
         "arena": {"bytes": _plain(arena.bytes), "offsets": [_plain(o) for o in arena.offsets]},
         "kernels": [
-            {"name": c.kernel, "kind": "generated", "flops": low.flops, "bytes": low.bytes} for c, (low, _, _) in zip(calls, kernels.calls)
+            {"name": c.kernel, "kind": "generated", "flops": low.flops, "bytes": low.bytes}
+            for c, (low, _, _) in zip(calls, kernels.calls)
         ],
     }
     if detect_nan:
@@ -141,7 +149,9 @@ def _plain(dim: Dim) -> int | str:
     return dim if isinstance(dim, int) else str(dim)
 
 
-def _place_values(func: graph.FuncOp, kernels: Kernels, metadata: dict[str, Any]) -> tuple[dict[Any, Operand], list[Life]]:
+def _place_values(
+    func: graph.FuncOp, kernels: Kernels, metadata: dict[str, Any]
+) -> tuple[dict[Any, Operand], list[Life]]:
     """A place for every value that kernels touch: an argument of the program, or a temporary."""
     block = func.body.block
     places: dict[Any, Operand] = {}
@@ -176,7 +186,9 @@ def _place_outputs(block, metadata: dict[str, Any], places: dict[Any, Operand]) 
     positions = [i for i, entry in enumerate(metadata["outputs"]) if entry["kind"] == "buffer"]
     for position, value in zip(positions, returned.operands, strict=True):
         if value in places:
-            raise LubanError(f"output {position} shows a value that another argument holds already; the frontend must copy it")
+            raise LubanError(
+                f"output {position} shows a value that another argument holds already; the frontend must copy it"
+            )
         places[value] = ("arg", count + position, 0)
 
 
@@ -185,7 +197,9 @@ def _place_assigned(block, kernels: Kernels, places: dict[Any, Operand]) -> None
     for op in block.ops:
         if isinstance(op, graph.AssignOp):
             if op.value in places:
-                raise LubanError("a value that is assigned to an argument is also returned or assigned elsewhere; the frontend must copy it")
+                raise LubanError(
+                    "a value that is assigned to an argument is also returned or assigned elsewhere; the frontend must copy it"
+                )
             places[op.value] = places[op.target]
 
 

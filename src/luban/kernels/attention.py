@@ -56,7 +56,9 @@ class _Forward(AttentionWriter):
         blocks = b.binary(arith.DivUIOp, b.add(last, b.dim(self.key_block - 1)), b.dim(self.key_block))
         with b.loop(b.dim(0), blocks, "serial") as step:
             k0 = b.mul(step.index, b.dim(self.key_block))
-            self._key_block(batch, head, q0, rows, k0, b.minimum(b.dim(self.key_block), b.binary(arith.SubiOp, last, k0)))
+            self._key_block(
+                batch, head, q0, rows, k0, b.minimum(b.dim(self.key_block), b.binary(arith.SubiOp, last, k0))
+            )
         self._finish(batch, head, q0, rows)
 
     def _clear(self, elements: int, buffer: SSAValue, value: float) -> None:

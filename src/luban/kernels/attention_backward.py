@@ -102,7 +102,9 @@ class _Backward(AttentionWriter):
             query = b.add(q0, i)
             value = self.score(acc, self.batch, self.head, query, b.add(k0, j), BIAS)
             access = self.accesses[LSE]
-            lse = b.load(self.buffer[self.op.operands[LSE]], [self.batch, self.head, query], access.strides, access.offset)
+            lse = b.load(
+                self.buffer[self.op.operands[LSE]], [self.batch, self.head, query], access.strides, access.offset
+            )
             blind = equal(self, lse, b_constant(self, float("-inf")))
             shift = b.select(blind, b_constant(self, float("inf")), lse)  # exp(x - inf) = 0: no key, no weight
             weight = b.insert(math.ExpOp(b.binary(arith.SubfOp, value, shift)))
@@ -131,7 +133,9 @@ class _Backward(AttentionWriter):
         self._accumulate(self.scores, True, self.rows(Q, self.base[Q], q0), transposed, self.sums[1], k0)
         self._accumulate(self.scores, False, self.rows(K, self.base[K], k0), (rows, size, keys), self.sum_q, b.dim(0))
 
-    def _accumulate(self, block: SSAValue, transpose: bool, rows: Matrix, extents, target: SSAValue, start: SSAValue) -> None:
+    def _accumulate(
+        self, block: SSAValue, transpose: bool, rows: Matrix, extents, target: SSAValue, start: SSAValue
+    ) -> None:
         """target[start + i] += sum over p of block(i, p) * rows(p)."""
         b, p, t = self.b, self.problem, self.tile
         left = Matrix(block, b.dim(0), 1, self.key_block) if transpose else Matrix(block, b.dim(0), self.key_block, 1)

@@ -70,7 +70,9 @@ class AttentionWriter(Evaluator):
         outputs = tuple(results[v] for v in self.leaving)
         moved = [product(v.type.shape) * bytes_of(v.type.dtype) for v in (*self.external, *outputs)]  # type: ignore[attr-defined]
         total = sum(n for n in moved if isinstance(n, int))
-        return Lowered(self.b.finish(), tuple(self.external), outputs, (), flops if isinstance(flops, int) else 0, total)
+        return Lowered(
+            self.b.finish(), tuple(self.external), outputs, (), flops if isinstance(flops, int) else 0, total
+        )
 
     def head_base(self, operand: int, batch: SSAValue, head: SSAValue) -> SSAValue:
         """The first element of an operand's head."""
@@ -116,13 +118,17 @@ class AttentionWriter(Evaluator):
         """A value as float32."""
         return value if value.type == f32 else self.b.insert(arith.ExtFOp.create(operands=[value], result_types=[f32]))
 
-    def score(self, acc: SSAValue, batch: SSAValue, head: SSAValue, query: SSAValue, key: SSAValue, bias: int) -> SSAValue:
+    def score(
+        self, acc: SSAValue, batch: SSAValue, head: SSAValue, query: SSAValue, key: SSAValue, bias: int
+    ) -> SSAValue:
         """The score of a query and a key from their product: scaled, biased, and -inf where causality hides the key."""
         b = self.b
         value = b.binary(arith.MulfOp, acc, b.constant(self.problem.scale, f32))
         if bias < len(self.op.operands):
             access = self.accesses[bias]
-            loaded = b.load(self.buffer[self.op.operands[bias]], [batch, head, query, key], access.strides, access.offset)
+            loaded = b.load(
+                self.buffer[self.op.operands[bias]], [batch, head, query, key], access.strides, access.offset
+            )
             value = b.binary(arith.AddfOp, value, self.widen(loaded))
         if self.problem.causal:
             value = b.select(b.less(query, key), b.constant(float("-inf"), f32), value)

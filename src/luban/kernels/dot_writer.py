@@ -26,17 +26,23 @@ class Matrix:
     panel: int = 0
 
 
-def pack_a(b: KernelBuilder, t: RegisterTile, source: Matrix, count: SSAValue, k: SSAValue, scratch: SSAValue) -> Matrix:
+def pack_a(
+    b: KernelBuilder, t: RegisterTile, source: Matrix, count: SSAValue, k: SSAValue, scratch: SSAValue
+) -> Matrix:
     """Packs `count` rows of the left operand by k values into scratch memory, as the unit reads them."""
     return _pack(b, t, source, (t.mr, t.a_kk), count, k, scratch)
 
 
-def pack_b(b: KernelBuilder, t: RegisterTile, source: Matrix, count: SSAValue, k: SSAValue, scratch: SSAValue) -> Matrix:
+def pack_b(
+    b: KernelBuilder, t: RegisterTile, source: Matrix, count: SSAValue, k: SSAValue, scratch: SSAValue
+) -> Matrix:
     """Packs `count` columns of the right operand by k values into scratch memory, as the unit reads them."""
     return _pack(b, t, source, (t.nr, t.kk), count, k, scratch)
 
 
-def _pack(b: KernelBuilder, t: RegisterTile, source: Matrix, form: tuple[int, int], count, k, scratch: SSAValue) -> Matrix:
+def _pack(
+    b: KernelBuilder, t: RegisterTile, source: Matrix, form: tuple[int, int], count, k, scratch: SSAValue
+) -> Matrix:
     panel, kk = form
     properties = {"strides": Dims((source.outer, source.k)), "panel": IntAttr(panel), "kk": IntAttr(kk)}
     if t.k_multiple != kk:

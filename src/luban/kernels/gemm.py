@@ -93,7 +93,16 @@ class _Gemm(Evaluator):
         super().__init__(builder, group, dict(zip((*self.external, *leaving), builder.buffers, strict=True)))
         self.problem, self.leaving = problem, leaving
         self.result = group.members[0].op.results[0]
-        shape = Shape(product(problem.batch), problem.m, problem.n, problem.k, problem.a.outer, problem.a.k, problem.b.outer, problem.b.k)
+        shape = Shape(
+            product(problem.batch),
+            problem.m,
+            problem.n,
+            problem.k,
+            problem.a.outer,
+            problem.a.k,
+            problem.b.outer,
+            problem.b.k,
+        )
         self.schedule: GemmSchedule = choose(request.target, shape, problem.a.value.type.dtype)  # type: ignore[attr-defined]
         if request.tile_size is not None:
             self.schedule = with_blocks(self.schedule, shape, request.tile_size)

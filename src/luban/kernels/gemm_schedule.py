@@ -72,7 +72,8 @@ def _rows(cores: int, blocks: int, m: int, mr: int, most: int | None) -> int:
     pieces = 1 if most is None else max(1, -(-m // max(most, mr)))
     while (blocks * pieces) % cores and blocks * pieces < 8 * cores and m // (pieces + 1) >= MIN_ROWS:
         pieces += 1
-    return -(-(-(-m // pieces)) // mr) * mr
+    rows = -(-m // pieces)
+    return -(-rows // mr) * mr
 
 
 def _known(dim: Dim, otherwise: int) -> int:

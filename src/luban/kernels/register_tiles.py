@@ -10,7 +10,6 @@ from xdsl.ir import Attribute
 
 from luban.targets.target import Target
 
-
 MAX_ROWS = 9  # more row pointers than this spill (measured: 70 to 100 of 117 GFLOP/s)
 MIN_SUMS = 8  # independent sums that hide the latency of two multiply-adds a cycle
 TOLERANCE = 0.02

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+
 import torch
 
 from luban.compiler.frontend.dynamo import luban_backend, read_options

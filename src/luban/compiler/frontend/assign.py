@@ -24,7 +24,8 @@ def assign_outputs(module: ModuleOp, metadata: dict[str, Any], assigned: dict[in
     argument = dict(zip(tensors, block.args))
     values = iter(zip(returned.operands, returned.shapes.data, returned.accesses.data))
     items = [next(values) if entry["kind"] == "buffer" else None for entry in metadata["outputs"]]
-    kept, entries = [], []
+    kept: list[Any] = []
+    entries: list[dict[str, Any]] = []
     for k, entry in enumerate(metadata["outputs"]):
         if k not in assigned:
             kept += [items[k]] if items[k] is not None else []
@@ -36,7 +37,8 @@ def assign_outputs(module: ModuleOp, metadata: dict[str, Any], assigned: dict[in
         value = _whole_value(entry, items, argument, metadata) if items[k] is None else items[k][0]  # type: ignore[index]
         if value is None or entry["strides"] != target["strides"] or entry["offset"] != 0:
             raise LubanError(
-                f"the new value of input {assigned[k]} has strides {entry.get('strides')}, not {target['strides']}; make the parameter contiguous"
+                f"the new value of input {assigned[k]} has strides {entry.get('strides')}, not {target['strides']}; "
+                "make the parameter contiguous"
             )
         block.insert_op_before(graph.AssignOp.create(operands=[argument[assigned[k]], value]), returned)
     if any(entry["kind"] == "alias" and "output" in entry for entry in entries):
@@ -51,7 +53,9 @@ def assign_outputs(module: ModuleOp, metadata: dict[str, Any], assigned: dict[in
     returned.erase()
 
 
-def _whole_value(entry: dict[str, Any], items: Sequence[Any], argument: dict[int, SSAValue], metadata: dict[str, Any]) -> SSAValue | None:
+def _whole_value(
+    entry: dict[str, Any], items: Sequence[Any], argument: dict[int, SSAValue], metadata: dict[str, Any]
+) -> SSAValue | None:
     """The value that an alias shows, if it shows all of it as it lies in memory; else None."""
     if entry["kind"] != "alias":
         return None

@@ -66,7 +66,9 @@ def compile_fx(
             cache.put(key, program)
         with report.stage("load"):
             compiled = CompiledGraph(program, _constants(gm))
-    report.add_graph([report.Kernel(k["name"], k["kind"], program.target, k["flops"], k["bytes"]) for k in program.kernels])
+    report.add_graph(
+        [report.Kernel(k["name"], k["kind"], program.target, k["flops"], k["bytes"]) for k in program.kernels]
+    )
     return compiled
 
 

@@ -21,7 +21,9 @@ from luban.errors import ConfigError
 OPTIONS = {"fallback": "allow", "target": "native"}
 
 
-def luban_backend(gm: GraphModule, example_inputs: Sequence[Any], *, options: dict[str, Any] | None = None, **_: Any) -> Callable:
+def luban_backend(
+    gm: GraphModule, example_inputs: Sequence[Any], *, options: dict[str, Any] | None = None, **_: Any
+) -> Callable:
     """Compiles a Dynamo graph. Options: `fallback` ("allow" or "error") and `target` (a name of luban.targets)."""
     chosen = read_options(options)
     compiler = partial(_compile_part, chosen)

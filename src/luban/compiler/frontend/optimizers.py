@@ -24,7 +24,9 @@ class Rule:
 
     slots: Callable[[dict[str, Any]], tuple[str, ...]]
     hyper: Callable[[dict[str, Any], int], list[float]]
-    update: Callable[[dict[str, Any], torch.Tensor, torch.Tensor, Tensors, Tensors], tuple[torch.Tensor, list[torch.Tensor]]]
+    update: Callable[
+        [dict[str, Any], torch.Tensor, torch.Tensor, Tensors, Tensors], tuple[torch.Tensor, list[torch.Tensor]]
+    ]
     refused: tuple[str, ...] = ("maximize", "differentiable")
 
 
@@ -42,11 +44,16 @@ def rule_for(optimizer: torch.optim.Optimizer) -> Rule:
     rule = RULES.get(type(optimizer))
     if rule is None:
         known = ", ".join(sorted(c.__name__ for c in RULES))
-        raise ConfigError(f"luban.train_step has no program for the optimizer {type(optimizer).__name__}; use {known}, or torch.compile with an eager update")
+        raise ConfigError(
+            f"luban.train_step has no program for the optimizer {type(optimizer).__name__}; use {known}, "
+            "or torch.compile with an eager update"
+        )
     for group in optimizer.param_groups:
         for option in rule.refused:
             if group.get(option):
-                raise ConfigError(f"luban.train_step does not support {type(optimizer).__name__}({option}=True); leave the option off")
+                raise ConfigError(
+                    f"luban.train_step does not support {type(optimizer).__name__}({option}=True); leave the option off"
+                )
     return rule
 
 

@@ -20,7 +20,7 @@ def call_showing_errors(function: Callable, *args: Any) -> Any:
     try:
         return function(*args)
     except LubanError as error:
-        kind = _both(type(error))
+        kind = _both(type(error))  # type: ignore[arg-type]
         shown = kind.__new__(kind, *error.args)
         shown.__dict__.update(error.__dict__)
         shown.__dict__.update(backend_name="luban", inner_exception=error, first_useful_frame=inspect.currentframe())

@@ -29,7 +29,9 @@ def step_errors(inputs: Sequence[Any]) -> Iterator[None]:
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         reason = " ".join(str(error).split("\n")[0].split()).rstrip(".") or type(error).__name__
         shown = ", ".join(map(_described, inputs))
-        raise ConfigError(f"the model and its loss cannot take a step on ({shown}): {reason}; check shapes and dtypes") from error
+        raise ConfigError(
+            f"the model and its loss cannot take a step on ({shown}): {reason}; check shapes and dtypes"
+        ) from error
 
 
 def _check(inputs: Sequence[Any]) -> None:
@@ -39,7 +41,9 @@ def _check(inputs: Sequence[Any]) -> None:
         if not isinstance(x, torch.Tensor):
             continue
         if x.layout != torch.strided:
-            raise ConfigError(f"input {i} of the training step is a {str(x.layout)[6:]} tensor; make it dense with .to_dense()")
+            raise ConfigError(
+                f"input {i} of the training step is a {str(x.layout)[6:]} tensor; make it dense with .to_dense()"
+            )
         if x.device.type != "cpu":
             raise ConfigError(f"input {i} of the training step is on {x.device}; move it to the CPU with .cpu()")
 

@@ -16,15 +16,24 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from luban.compiler.frontend.compile_fx import CompiledGraph, compile_fx
 from luban.compiler.frontend.optimizers import rule_for, structure
-from luban.compiler.frontend.torch.decompositions import table
 from luban.compiler.frontend.step_errors import step_errors
+from luban.compiler.frontend.torch.decompositions import table
 from luban.errors import ConfigError
 
 
 class TrainStep:
     """Callable: `loss = step(*inputs)`; see `luban.train_step`. A new set of input shapes is compiled when it first comes."""
 
-    def __init__(self, model: torch.nn.Module, loss_fn: Callable | None, optimizer: torch.optim.Optimizer, *, max_norm: float | None, target: str, detect_nan: bool):
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        loss_fn: Callable | None,
+        optimizer: torch.optim.Optimizer,
+        *,
+        max_norm: float | None,
+        target: str,
+        detect_nan: bool,
+    ):
         self.model, self.loss_fn, self.optimizer = model, loss_fn, optimizer
         self.max_norm, self.target, self.detect_nan = max_norm, target, detect_nan
         self.rule = rule_for(optimizer)
@@ -49,7 +58,9 @@ class TrainStep:
         for group in self.optimizer.param_groups:
             held = [p for p in group["params"] if p.requires_grad]
             if any(p not in names for p in held):
-                raise ConfigError("the optimizer holds a parameter that is not the model's; build it from model.parameters()")
+                raise ConfigError(
+                    "the optimizer holds a parameter that is not the model's; build it from model.parameters()"
+                )
             groups.append((group, [names[p] for p in held]))
         return groups
 
@@ -57,7 +68,9 @@ class TrainStep:
         """Steps that the optimizer has made already (its state may come from a checkpoint)."""
         counts = {int(s["step"]) for s in self.optimizer.state.values() if "step" in s}
         if len(counts) > 1:
-            raise ConfigError("the optimizer's parameters have made different numbers of steps; luban.train_step updates all of them together")
+            raise ConfigError(
+                "the optimizer's parameters have made different numbers of steps; luban.train_step updates all of them together"
+            )
         momentum = any(s.get("momentum_buffer") is not None for s in self.optimizer.state.values())
         return counts.pop() if counts else int(momentum)
 
@@ -70,7 +83,13 @@ class TrainStep:
         hyper = [number for group, _ in self.groups for number in self.rule.hyper(group, count)]
         state = self._state()
         tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
-        values = [*self.parameters.values(), *self.buffers.values(), *state, torch.tensor(hyper, dtype=torch.float64), *tensors]
+        values = [
+            *self.parameters.values(),
+            *self.buffers.values(),
+            *state,
+            torch.tensor(hyper, dtype=torch.float64),
+            *tensors,
+        ]
         (loss,) = program([v.detach() for v in values])
         self.steps = count  # a step that failed on bad data did not happen
         self._record_steps()
@@ -80,7 +99,11 @@ class TrainStep:
         """What a program was traced for: all that may change the operations of a step."""
         trainable = self._read_trainable()
         groups = self.optimizer.param_groups
-        if trainable != self._trainable or any(g is not held for g, (held, _) in zip(groups, self.groups)) or len(groups) != len(self.groups):
+        if (
+            trainable != self._trainable
+            or any(g is not held for g, (held, _) in zip(groups, self.groups))
+            or len(groups) != len(self.groups)
+        ):
             self._trainable, self.groups = trainable, self._choose_groups()
         described = [_described(i, x) for i, x in enumerate(inputs)]
         modes = tuple(m.training for m in self._modules)
@@ -167,7 +190,9 @@ class TrainStep:
             if self.max_norm is not None:
                 gradients = clip(gradients, self.max_norm)
             outputs, targets = self._updates(flat[:n], gradients, state, hyper, base=n + m)
-        outputs += [self._new_buffer(k, named[k]) for k in buffers]  # those that did not change leave the graph in _trace
+        outputs += [
+            self._new_buffer(k, named[k]) for k in buffers
+        ]  # those that did not change leave the graph in _trace
         targets += range(n, n + m)
         return [loss.detach(), *outputs], targets
 
@@ -175,8 +200,15 @@ class TrainStep:
         """What a forward left in a buffer. Raises ConfigError for what does not fit the buffer's memory."""
         old = self.buffers[name]
         if not isinstance(value, torch.Tensor) or value.shape != old.shape or value.dtype != old.dtype:
-            raise ConfigError(f"the model puts something other than a {old.dtype} tensor of shape {tuple(old.shape)} into its buffer {name}; keep its shape and dtype")
-        return value.detach().clone(memory_format=torch.contiguous_format) if value.stride() != old.stride() else value.detach()
+            raise ConfigError(
+                f"the model puts something other than a {old.dtype} tensor of shape {tuple(old.shape)} "
+                f"into its buffer {name}; keep its shape and dtype"
+            )
+        return (
+            value.detach().clone(memory_format=torch.contiguous_format)
+            if value.stride() != old.stride()
+            else value.detach()
+        )
 
     def _loss(self, named: dict[str, torch.Tensor], inputs: list[Any]) -> torch.Tensor:
         *first, last = inputs
@@ -201,7 +233,10 @@ class TrainStep:
             for name in names:
                 if name in gradients:
                     if name in self._late:
-                        raise ConfigError(f"the parameter {name} starts training after {self.steps} steps of the others; give it an optimizer and a training step of its own")
+                        raise ConfigError(
+                            f"the parameter {name} starts training after {self.steps} steps of the others; "
+                            "give it an optimizer and a training step of its own"
+                        )
                     held = state[cursor : cursor + slots]
                     value, new = self.rule.update(group, old[order[name]], gradients[name], held, numbers)
                     outputs += [value, *new]
@@ -223,14 +258,18 @@ def _described(i: int, value: Any) -> Any:
     try:
         hash(value)
     except TypeError:
-        raise ConfigError(f"input {i} of the training step is a {type(value).__name__}; pass tensors, numbers or strings, one an argument") from None
+        raise ConfigError(
+            f"input {i} of the training step is a {type(value).__name__}; pass tensors, numbers or strings, one an argument"
+        ) from None
     return type(value), value
 
 
 def _traced(function: Callable, arguments: Sequence[torch.Tensor]) -> GraphModule:
     """The function as a graph of operators that have import rules."""
     with enable_python_dispatcher(), torch.enable_grad():
-        return make_fx(function, decomposition_table=table(), tracing_mode="fake", _allow_non_fake_inputs=True)(*arguments)
+        return make_fx(function, decomposition_table=table(), tracing_mode="fake", _allow_non_fake_inputs=True)(
+            *arguments
+        )
 
 
 def _drop_unchanged(graph: GraphModule, targets: Sequence[int]) -> list[int]:

@@ -12,10 +12,28 @@ from luban.compiler.ir import tile
 from luban.compiler.lowering.builder import KernelBuilder
 from luban.symbolic import product
 
-EXPENSIVE = ("exp", "log", "tanh", "erf", "pow", "sin", "cos", "tan", "sqrt", "divf", "random", "load", "sinh", "cosh", "atan")
+EXPENSIVE = (
+    "exp",
+    "log",
+    "tanh",
+    "erf",
+    "pow",
+    "sin",
+    "cos",
+    "tan",
+    "sqrt",
+    "divf",
+    "random",
+    "load",
+    "sinh",
+    "cosh",
+    "atan",
+)
 
 
-def copy_body(b: KernelBuilder, op: Operation, args: Sequence[SSAValue], index: Callable[[int], SSAValue]) -> list[SSAValue]:
+def copy_body(
+    b: KernelBuilder, op: Operation, args: Sequence[SSAValue], index: Callable[[int], SSAValue]
+) -> list[SSAValue]:
     """Inlines the body of `op`; `args` stand for its block arguments (a buffer for an indirect operand).
 
     `index(d)` gives the iteration index along dimension d. Returns what the body yields.
@@ -87,7 +105,10 @@ def _copy_plain(b: KernelBuilder, op: Operation, operands: list[SSAValue], index
             return b.constant(value.value.data, op.results[0].type)
     return b.insert(
         type(op).create(
-            operands=operands, result_types=[r.type for r in op.results], properties=dict(op.properties), attributes=dict(op.attributes)
+            operands=operands,
+            result_types=[r.type for r in op.results],
+            properties=dict(op.properties),
+            attributes=dict(op.attributes),
         )
     )
 
@@ -109,7 +130,9 @@ def _copy_load(b: KernelBuilder, op: Operation, operands: list[SSAValue], index)
 
 def _copy_random(b: KernelBuilder, op: Operation, operands: list[SSAValue], index) -> SSAValue:
     return b.insert(
-        tile.RandomOp.create(operands=operands, properties={"kind": op.properties["kind"]}, result_types=[op.results[0].type])
+        tile.RandomOp.create(
+            operands=operands, properties={"kind": op.properties["kind"]}, result_types=[op.results[0].type]
+        )
     )
 
 

@@ -40,7 +40,9 @@ class KernelBuilder:
     def finish(self) -> tile.KernelOp:
         """The finished kernel."""
         names = ArrayAttr([StringAttr(s) for s in self.symbols])
-        return tile.KernelOp.create(properties={"sym_name": StringAttr(self.name), "symbols": names}, regions=[Region(self.entry)])
+        return tile.KernelOp.create(
+            properties={"sym_name": StringAttr(self.name), "symbols": names}, regions=[Region(self.entry)]
+        )
 
     def insert(self, op: Operation) -> SSAValue:
         """Adds an operation at the insertion point; gives its first result."""
@@ -60,7 +62,9 @@ class KernelBuilder:
     def dim(self, value: Dim) -> SSAValue:
         """The value of a dim, as i64."""
         if value not in self._dims:
-            self._dims[value] = self._hoist(tile.DimOp.create(properties={"value": Dims((value,))}, result_types=[INDEX]))
+            self._dims[value] = self._hoist(
+                tile.DimOp.create(properties={"value": Dims((value,))}, result_types=[INDEX])
+            )
         return self._dims[value]
 
     def constant(self, value: float | int | bool, ty: Attribute) -> SSAValue:
@@ -69,7 +73,9 @@ class KernelBuilder:
         if key not in self._constants:
             is_float = ty.name in ("f16", "f32", "f64", "bf16")
             attribute = FloatAttr(float(value), ty) if is_float else IntegerAttr(int(value), ty)  # type: ignore[arg-type]
-            self._constants[key] = self._hoist(arith.ConstantOp.create(properties={"value": attribute}, result_types=[ty]))
+            self._constants[key] = self._hoist(
+                arith.ConstantOp.create(properties={"value": attribute}, result_types=[ty])
+            )
         return self._constants[key]
 
     def binary(self, op: type[Operation], a: SSAValue, b: SSAValue) -> SSAValue:
@@ -87,7 +93,9 @@ class KernelBuilder:
 
     def less(self, a: SSAValue, b: SSAValue) -> SSAValue:
         """a < b, signed."""
-        return self.insert(arith.CmpiOp.create(operands=[a, b], properties={"predicate": IntegerAttr(2, INDEX)}, result_types=[i1]))
+        return self.insert(
+            arith.CmpiOp.create(operands=[a, b], properties={"predicate": IntegerAttr(2, INDEX)}, result_types=[i1])
+        )
 
     def select(self, condition: SSAValue, a: SSAValue, b: SSAValue) -> SSAValue:
         return self.insert(arith.SelectOp.create(operands=[condition, a, b], result_types=[a.type]))
@@ -120,9 +128,18 @@ class KernelBuilder:
 
     def alloc(self, elements: Dim, dtype: Attribute) -> SSAValue:
         """Scratch memory of the current iteration."""
-        return self.insert(tile.AllocOp.create(properties={"elements": Dims((elements,))}, result_types=[BufferType(dtype)]))
+        return self.insert(
+            tile.AllocOp.create(properties={"elements": Dims((elements,))}, result_types=[BufferType(dtype)])
+        )
 
-    def load(self, buffer: SSAValue, indices: Sequence[SSAValue], strides: Sequence[Dim], offset: Dim = 0, mask: SSAValue | None = None) -> SSAValue:
+    def load(
+        self,
+        buffer: SSAValue,
+        indices: Sequence[SSAValue],
+        strides: Sequence[Dim],
+        offset: Dim = 0,
+        mask: SSAValue | None = None,
+    ) -> SSAValue:
         """The element at offset + sum(index * stride)."""
         kept = [(i, s) for i, s in zip(indices, strides) if s != 0]
         return self.insert(
@@ -134,21 +151,33 @@ class KernelBuilder:
         )
 
     def store(
-        self, value: SSAValue, buffer: SSAValue, indices: Sequence[SSAValue], strides: Sequence[Dim], offset: Dim = 0,
-        mask: SSAValue | None = None, combine: str = "none",
+        self,
+        value: SSAValue,
+        buffer: SSAValue,
+        indices: Sequence[SSAValue],
+        strides: Sequence[Dim],
+        offset: Dim = 0,
+        mask: SSAValue | None = None,
+        combine: str = "none",
     ) -> None:
         """Writes, or combines, one element."""
         kept = [(i, s) for i, s in zip(indices, strides) if s != 0]
         self.insert(
             tile.StoreOp.build(
                 operands=[value, buffer, [i for i, _ in kept], mask],
-                properties={"strides": Dims(tuple(s for _, s in kept)), "offset": Dims((offset,)), "combine": StringAttr(combine)},
+                properties={
+                    "strides": Dims(tuple(s for _, s in kept)),
+                    "offset": Dims((offset,)),
+                    "combine": StringAttr(combine),
+                },
             )
         )
 
     def check(self, index: SSAValue, bound: Dim) -> SSAValue:
         """`index` if it lies in [0, bound), else 0 with the run marked as failed."""
-        return self.insert(tile.CheckOp.create(operands=[index], properties={"bound": Dims((bound,))}, result_types=[INDEX]))
+        return self.insert(
+            tile.CheckOp.create(operands=[index], properties={"bound": Dims((bound,))}, result_types=[INDEX])
+        )
 
     def digits(self, flat: SSAValue, sizes: Sequence[Dim]) -> list[SSAValue]:
         """A flat row-major index as one index for each size."""
@@ -160,7 +189,6 @@ class KernelBuilder:
                 result.append(self.binary(arith.RemUIOp, flat, self.dim(size)))
                 flat = self.binary(arith.DivUIOp, flat, self.dim(size))
         return result[::-1]
-
 
 
 __all__ = ["KernelBuilder", "Loop"]

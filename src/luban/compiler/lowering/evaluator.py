@@ -71,5 +71,9 @@ class Evaluator:
         for axis in member.axes[d]:
             if axis.size == 1:
                 continue
-            index = self.index[axis] if index is None else self.b.add(self.b.mul(index, self.b.dim(axis.size)), self.index[axis])
+            index = (
+                self.index[axis]
+                if index is None
+                else self.b.add(self.b.mul(index, self.b.dim(axis.size)), self.index[axis])
+            )
         return self.b.dim(0) if index is None else index

@@ -11,18 +11,20 @@ from collections.abc import Callable, Sequence
 from xdsl.dialects import arith
 from xdsl.ir import Attribute, SSAValue
 
+from luban.compiler.ir.dtypes import bytes_of
 from luban.compiler.lowering.bodies import combine, identity, reduction_kind
 from luban.compiler.lowering.builder import KernelBuilder
-from luban.compiler.lowering.registry import Lowered, Request
 from luban.compiler.lowering.evaluator import Evaluator
+from luban.compiler.lowering.registry import Lowered, Request
 from luban.compiler.lowering.schedule import Passes, is_full_reduction, is_row_member, place_group, schedule
 from luban.compiler.passes.graph.grouping import Group
 from luban.compiler.passes.graph.placement import Axis, Member, Strides
-from luban.compiler.ir.dtypes import bytes_of
 from luban.symbolic import Dim, floordiv, product
 
 SERIAL_WORK = 16384  # elements times operations below which a thread region (2.5 us) costs more than it saves
-BLOCK = 4096  # elements of a long row that are summed before they join the total, and of a flat map a thread takes at once
+BLOCK = (
+    4096  # elements of a long row that are summed before they join the total, and of a flat map a thread takes at once
+)
 CHUNK_ELEMENTS = 32768  # elements a chunk of a column reduction covers at least
 MAX_CHUNKS = 32
 
@@ -38,7 +40,9 @@ def lower(request: Request) -> Lowered:
     results = {v: r for v, r in zip(yields.operands, request.group.results)}  # type: ignore[union-attr]
     outputs = tuple(results[v] for v in leaving)
     moved = sum(_bytes(v) for v in (*emitter.external, *outputs))
-    return Lowered(emitter.b.finish(), tuple(emitter.external), outputs, tuple(emitter.workspaces), emitter.flops(), moved)
+    return Lowered(
+        emitter.b.finish(), tuple(emitter.external), outputs, tuple(emitter.workspaces), emitter.flops(), moved
+    )
 
 
 def _bytes(value: SSAValue) -> int:
@@ -61,7 +65,9 @@ class _Emitter(Evaluator):
         buffers = builder.buffers
         super().__init__(builder, group, dict(zip((*self.external, *leaving), buffers)))
         self.partials = dict(zip(late_values, buffers[len(dtypes) :]))
-        self.workspaces: list[Dim] = [self._width(self.member(v)) * self.chunks * bytes_of(v.type.dtype) for v in late_values]  # type: ignore[attr-defined]
+        self.workspaces: list[Dim] = [
+            self._width(self.member(v)) * self.chunks * bytes_of(v.type.dtype) for v in late_values
+        ]  # type: ignore[attr-defined]
         self.row_values: dict[SSAValue, SSAValue] = {}
         self.accumulators: dict[SSAValue, SSAValue] = {}
 
@@ -92,7 +98,11 @@ class _Emitter(Evaluator):
 
     def _role(self, iterations: Dim) -> str:
         elements = self._elements()
-        work = elements * sum(len(list(m.op.regions[0].block.ops)) for m in self.group.members) if isinstance(elements, int) else None
+        work = (
+            elements * sum(len(list(m.op.regions[0].block.ops)) for m in self.group.members)
+            if isinstance(elements, int)
+            else None
+        )
         return "serial" if iterations == 1 or (work is not None and work < SERIAL_WORK) else "parallel"
 
     # ---- the outer loops
@@ -156,7 +166,9 @@ class _Emitter(Evaluator):
     def _emit_row(self, bounds: tuple[SSAValue, SSAValue] | None = None) -> None:
         self.row_values, self.saved = {}, {}
         self._emit_row_maps(-1)
-        scratch = {v: self.b.alloc(product(a.size for a in self.passes.columns), v.type.dtype) for v in self.passes.buffered}  # type: ignore[attr-defined]
+        scratch = {
+            v: self.b.alloc(product(a.size for a in self.passes.columns), v.type.dtype) for v in self.passes.buffered
+        }  # type: ignore[attr-defined]
         for number in range(self.passes.count):
             self._emit_pass(number, scratch, bounds)
             self._emit_row_maps(number)
@@ -178,8 +190,15 @@ class _Emitter(Evaluator):
     def _emit_pass(self, number: int, scratch: dict[SSAValue, SSAValue], bounds) -> None:
         members = [m for m in self.group.members if self.passes.level.get(id(m)) == number]
         reduces = [m for m in members if m.op.name == "graph.reduce"]
-        carried = [(m, i) for m in reduces for i in range(len(m.op.results)) if m not in self.late or is_full_reduction(m, self.passes)]
-        stores = [v for m in members if m.op.name == "graph.map" for v in m.op.results if v in self.leaving or v in scratch]
+        carried = [
+            (m, i)
+            for m in reduces
+            for i in range(len(m.op.results))
+            if m not in self.late or is_full_reduction(m, self.passes)
+        ]
+        stores = [
+            v for m in members if m.op.name == "graph.map" for v in m.op.results if v in self.leaving or v in scratch
+        ]
         kinds = [reduction_kind(m.op, i) for m, i in carried]
         init = [identity(self.b, k, m.op.results[i].type.dtype) for k, (m, i) in zip(kinds, carried)]  # type: ignore[attr-defined]
 
@@ -194,14 +213,18 @@ class _Emitter(Evaluator):
 
         results = self._nest(self.passes.columns, init, kinds, body, bounds)
         for v in stores:
-            self.saved[v] = (scratch[v], self._column_strides()) if v in scratch else (self.buffer[v], self.member(v).writes)
+            self.saved[v] = (
+                (scratch[v], self._column_strides()) if v in scratch else (self.buffer[v], self.member(v).writes)
+            )
         for (m, i), value in zip(carried, results):
             if m in self.late:
                 self._accumulate_total(m, i, value)
             else:
                 self.row_values[m.op.results[i]] = value
 
-    def _nest(self, axes: Sequence[Axis], init: Sequence[SSAValue], kinds: Sequence[str], body: Callable, bounds) -> Sequence[SSAValue]:
+    def _nest(
+        self, axes: Sequence[Axis], init: Sequence[SSAValue], kinds: Sequence[str], body: Callable, bounds
+    ) -> Sequence[SSAValue]:
         """Loops over the columns, the last as lanes; returns the carried values at the end."""
         b = self.b
         if not axes:
@@ -220,7 +243,9 @@ class _Emitter(Evaluator):
             loop.yields = body(loop.carried)
         return loop.results
 
-    def _blocked(self, axis: Axis, init: Sequence[SSAValue], kinds: Sequence[str], body: Callable) -> Sequence[SSAValue]:
+    def _blocked(
+        self, axis: Axis, init: Sequence[SSAValue], kinds: Sequence[str], body: Callable
+    ) -> Sequence[SSAValue]:
         """A long reduction as a sum of sums of blocks, which bounds the rounding error by the number of blocks."""
         b = self.b
         with b.loop(b.dim(0), b.dim(floordiv(axis.size + (BLOCK - 1), BLOCK)), "serial", init, kinds) as block:
@@ -276,7 +301,12 @@ class _Emitter(Evaluator):
     def _copy_accumulator(self, value: SSAValue, width: Dim, chunk: SSAValue) -> None:
         b = self.b
         with b.loop(b.dim(0), b.dim(width), "vector") as loop:
-            b.store(b.load(self.accumulators[value], [loop.index], [1]), self.partials[value], [chunk, loop.index], [width, 1])
+            b.store(
+                b.load(self.accumulators[value], [loop.index], [1]),
+                self.partials[value],
+                [chunk, loop.index],
+                [width, 1],
+            )
 
     def _emit_totals(self, member: Member) -> None:
         """The second phase: adds up the chunks."""
@@ -288,7 +318,9 @@ class _Emitter(Evaluator):
                 continue
             kind, dtype = self._kind(value), value.type.dtype  # type: ignore[attr-defined]
 
-            def total(position: Callable[[], tuple[list[SSAValue], list[Dim]]], value=value, kind=kind, dtype=dtype) -> SSAValue:
+            def total(
+                position: Callable[[], tuple[list[SSAValue], list[Dim]]], value=value, kind=kind, dtype=dtype
+            ) -> SSAValue:
                 with b.loop(b.dim(0), b.dim(self.chunks), "serial", [identity(b, kind, dtype)], [kind]) as loop:
                     at, strides = position()
                     got = b.load(self.partials[value], [loop.index, *at], [width, *strides])
@@ -305,5 +337,3 @@ class _Emitter(Evaluator):
                     b.store(total(lambda: ([], [])), self.buffer[value], [], [])
             else:
                 self._nest(columns, [], [], body, None)
-
-

@@ -4,8 +4,31 @@ from __future__ import annotations
 
 from luban.compiler.ir.graph import GroupOp
 
-_DULL = {"constant", "yield", "extf", "truncf", "index", "dim", "index_cast", "extsi", "extui", "trunci", "select", "cmpi", "cmpf"}
-_SHORT = {"addf": "add", "subf": "sub", "mulf": "mul", "divf": "div", "addi": "add", "muli": "mul", "maximumf": "max", "minimumf": "min"}
+_DULL = {
+    "constant",
+    "yield",
+    "extf",
+    "truncf",
+    "index",
+    "dim",
+    "index_cast",
+    "extsi",
+    "extui",
+    "trunci",
+    "select",
+    "cmpi",
+    "cmpf",
+}
+_SHORT = {
+    "addf": "add",
+    "subf": "sub",
+    "mulf": "mul",
+    "divf": "div",
+    "addi": "add",
+    "muli": "mul",
+    "maximumf": "max",
+    "minimumf": "min",
+}
 MAX_WORDS = 5
 
 

@@ -43,7 +43,9 @@ class NanChecks:
         if not self._wanted or not is_float(element):
             return []
         shape: tuple[Dim, ...] = value.type.shape  # type: ignore[attr-defined]
-        self.described.append({"call": call, "position": position, "type": str(element), "shape": [_plain(d) for d in shape]})
+        self.described.append(
+            {"call": call, "position": position, "type": str(element), "shape": [_plain(d) for d in shape]}
+        )
         return [NanCheck(len(self.described) - 1, scalar_type(element), self._places[value], product(shape))]
 
 

@@ -39,7 +39,7 @@ def plan_arena(lives: Sequence[Life]) -> ArenaPlan:
     placed: list[tuple[int, int, Life]] = []  # (start, end, life)
     for i in sorted(fixed, key=lambda i: (-lives[i].bytes, lives[i].first)):  # type: ignore[operator]
         life = lives[i]
-        size = _round_up(life.bytes)
+        size = int(_round_up(life.bytes))  # type: ignore[arg-type]
         start = _first_gap(placed, life, size)
         placed.append((start, start + size, life))
         offsets[i] = start
@@ -60,7 +60,9 @@ def _first_gap(placed: list[tuple[int, int, Life]], life: Life, size: int) -> in
 
 def _plan_symbolic(lives: Sequence[Life], offsets: list[Dim], top: Dim) -> Dim:
     slots: list[tuple[Dim, Dim, int]] = []  # (size, offset, free after kernel)
-    for i in sorted((i for i, life in enumerate(lives) if not isinstance(life.bytes, int)), key=lambda i: lives[i].first):
+    for i in sorted(
+        (i for i, life in enumerate(lives) if not isinstance(life.bytes, int)), key=lambda i: lives[i].first
+    ):
         life = lives[i]
         found = next((n for n, (size, _, last) in enumerate(slots) if size == life.bytes and last < life.first), None)
         if found is None:

@@ -64,7 +64,9 @@ def _update(b: KernelBuilder, op: Operation, buffers: dict[SSAValue, SSAValue], 
         _rows(b, op, buffers, target, index, [d for d in range(len(domain)) if d != free], (free, low, high))
 
 
-def _rows(b: KernelBuilder, op: Operation, buffers, target, index: dict[int, SSAValue], dims: Sequence[int], lanes) -> None:
+def _rows(
+    b: KernelBuilder, op: Operation, buffers, target, index: dict[int, SSAValue], dims: Sequence[int], lanes
+) -> None:
     """Serial loops over `dims`, then the lanes' loop or a single update."""
     if dims:
         with b.loop(b.dim(0), b.dim(op.properties["domain"].data[dims[0]]), "serial") as loop:  # type: ignore[union-attr]
@@ -99,7 +101,13 @@ def independent_dimension(op: Operation) -> int | None:
     position = op.regions[0].block.last_op.operands[0]  # type: ignore[union-attr]
     terms = _terms(position)
     for d in reversed(range(len(domain))):
-        own = [t for t in terms if t.owner is not None and getattr(t.owner, "name", "") == "graph.index" and t.owner.properties["dim"].data == d]  # type: ignore[union-attr]
+        own = [
+            t
+            for t in terms
+            if t.owner is not None
+            and getattr(t.owner, "name", "") == "graph.index"
+            and t.owner.properties["dim"].data == d
+        ]  # type: ignore[union-attr]
         rest = [t for t in terms if t not in own]
         if len(own) == 1 and domain[d] != 1 and all(_is_multiple(t, domain[d]) and not _mentions(t, d) for t in rest):
             return d

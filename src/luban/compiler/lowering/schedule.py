@@ -26,7 +26,9 @@ class Passes:
     rows: list[Axis]
     columns: list[Axis]
     level: dict[int, int] = field(default_factory=dict)  # id(member) -> pass
-    ready: dict[SSAValue, int] = field(default_factory=dict)  # row value -> the pass after which it is known (-1: before)
+    ready: dict[SSAValue, int] = field(
+        default_factory=dict
+    )  # row value -> the pass after which it is known (-1: before)
     count: int = 1
     buffered: set[SSAValue] = field(default_factory=set)  # full values kept in scratch for later passes
 
@@ -177,7 +179,9 @@ def _choose_buffered(group: Group, passes: Passes, leaving: set[SSAValue]) -> No
                 consumer = by_op.get(use.operation)
                 if consumer is None or id(consumer) not in passes.level:
                     continue
-                again = [last_need.get(r, -1) for r in consumer.op.results if r not in passes.buffered and r not in leaving]
+                again = [
+                    last_need.get(r, -1) for r in consumer.op.results if r not in passes.buffered and r not in leaving
+                ]
                 need = max([need, passes.level[id(consumer)], *again])
             last_need[v] = need
             if need > passes.level[id(m)] and v not in leaving and is_expensive(m.op):

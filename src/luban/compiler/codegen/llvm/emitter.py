@@ -43,7 +43,13 @@ class Function:
     """
 
     def __init__(
-        self, module: Module, name: str, returns: str, parameters: list[tuple[str, str]], linkage: str = "", attributes: str = ""
+        self,
+        module: Module,
+        name: str,
+        returns: str,
+        parameters: list[tuple[str, str]],
+        linkage: str = "",
+        attributes: str = "",
     ):
         self.module, self.name = module, name
         listed = ", ".join(f"{ty} %{arg}" for ty, arg in parameters)

@@ -65,7 +65,9 @@ def _split(op: graph.ReduceOp) -> None:
     op.erase()
 
 
-def _reduce(op: graph.ReduceOp, ins, accesses, kinds: Sequence[str], yields: Sequence[SSAValue], body) -> graph.ReduceOp:
+def _reduce(
+    op: graph.ReduceOp, ins, accesses, kinds: Sequence[str], yields: Sequence[SSAValue], body
+) -> graph.ReduceOp:
     return graph.ReduceOp.create(
         operands=ins,
         result_types=[TensorType.of(op.parallel, v.type) for v in yields],

@@ -39,7 +39,11 @@ class Plan:
 
     def add(self, op: Operation) -> None:
         """Places `op`; a map of nothing but outside values waits until somebody wants its result."""
-        if op.name == "graph.map" and not any(v in self.home for v in op.operands) and not any(r in self.targets for r in op.results):
+        if (
+            op.name == "graph.map"
+            and not any(v in self.home for v in op.operands)
+            and not any(r in self.targets for r in op.results)
+        ):
             self.waiting.update({r: op for r in op.results})
             return
         bundle = self._bundle(op)
@@ -86,7 +90,9 @@ class Plan:
 
     def _before(self, ops: list[Operation], needs: set[int]) -> set[int]:
         """Groups that must run before: producers, and readers of what gets overwritten."""
-        return needs | {g for op in ops for r in op.results if r in self.targets for g in self.readers.get(self.targets[r], ())}
+        return needs | {
+            g for op in ops for r in op.results if r in self.targets for g in self.readers.get(self.targets[r], ())
+        }
 
     def _place(self, op: Operation) -> None:
         """Puts `op` into the first group that takes it, else into a new one."""
@@ -128,7 +134,9 @@ class Plan:
             writer = self.writer.get(v, g)
             if writer != g:
                 if self.ancestors[g] >> writer & 1:
-                    raise LubanError("a value is read after the argument that holds it was overwritten; assign it at the end of the program")
+                    raise LubanError(
+                        "a value is read after the argument that holds it was overwritten; assign it at the end of the program"
+                    )
                 self._precede(writer, self.ancestors[g] | (1 << g))
 
     def _precede(self, g: int, before: int) -> None:

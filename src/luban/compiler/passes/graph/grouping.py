@@ -18,8 +18,8 @@ from luban.compiler.passes.graph.placement import (
     match_dims,
     place,
     same_place,
-    spread,
     split_strides,
+    spread,
     start,
 )
 from luban.symbolic import Dim, product
@@ -28,7 +28,11 @@ MAX_MEMBERS = 48  # beyond this, live scalars outgrow the registers of every tar
 MAX_COLUMN_ELEMENTS = 16384  # a column accumulator a chunk must stay in a first- or second-level cache
 LOOPS = ("graph.map", "graph.reduce")
 ATTENTION = ("graph.attention", "graph.attention_backward")
-STORES = ("contract", "attention", "attention_backward")  # kinds whose kernels take maps of their results into the store
+STORES = (
+    "contract",
+    "attention",
+    "attention_backward",
+)  # kinds whose kernels take maps of their results into the store
 
 
 @dataclass
@@ -94,8 +98,9 @@ def join(
 ) -> bool:
     """Adds `op` to the group if it can run in the group's loops; says whether it did.
 
-    `by_shape` lets in an operation that shares nothing with the group yet, its dimensions matched in order. `targets` maps values to the arguments whose memory they take over: nobody in the group may read such an argument at
-    any place but the one that is about to be overwritten.
+    `by_shape` lets in an operation that shares nothing with the group yet, its dimensions matched in order. `targets`
+    maps values to the arguments whose memory they take over: nobody in the group may read such an argument at any place
+    but the one that is about to be overwritten.
     """
     if op.name not in LOOPS or len(group.members) >= MAX_MEMBERS or group.kind not in ("loop", *STORES):
         return False

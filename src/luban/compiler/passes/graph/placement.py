@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import Operation
 
 from luban.compiler.ir.attributes import Access, contiguous
 from luban.symbolic import Dim, divide_exact

@@ -202,6 +202,7 @@ def _stage(fn: Function, spec: DotSpec, access: Access, b: str, rows: int) -> No
     size = ELEMENT_BYTES[spec.b_type]
     for k in range(rows):
         source = offset(fn, b, times(fn, access.b_row, k) if k else 0)
+        assert access.b_stage is not None
         target = offset(fn, access.b_stage, k * spec.nr * size)
 
         def copy(index: str, _values: list[str], source: str = source, target: str = target) -> list[str]:
