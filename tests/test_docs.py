@@ -45,7 +45,13 @@ def runnable(page: Path) -> bool:
 @pytest.mark.parametrize("page", [p for p in PAGES if runnable(p)], ids=lambda p: str(p.relative_to(DOCS)))
 def test_a_page_does_what_it_says(page, tmp_path):
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    env = {**os.environ, "PATH": path, "LUBAN_CACHE_DIR": str(tmp_path / "cache"), "NO_COLOR": "1"}
+    env = {
+        **os.environ,
+        "PATH": path,
+        "LUBAN_CACHE_DIR": str(tmp_path / "cache"),
+        "NO_COLOR": "1",
+        "OMP_NUM_THREADS": "1",
+    }
     (tmp_path / "empty").mkdir()
     command = [sys.executable, __file__, str(page)]
     done = subprocess.run(command, cwd=tmp_path / "empty", env=env, capture_output=True, text=True, timeout=120)

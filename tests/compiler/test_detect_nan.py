@@ -34,7 +34,9 @@ def test_a_step_stops_at_the_first_nan_and_loses_nothing():
         assert torch.equal(a, b)
     bad = x.clone()
     bad[4, 7] = float("nan")
-    with pytest.raises(NanError, match=r"input \d+ \(f32\[5, 8\]\) of train_step holds a NaN before the first kernel") as e:
+    with pytest.raises(
+        NanError, match=r"input \d+ \(f32\[5, 8\]\) of train_step holds a NaN before the first kernel"
+    ) as e:
         step(bad, y)
     assert e.value.kernel is None
     with pytest.raises(NanError, match="is the first to make a NaN, in its output 0") as e:
@@ -99,7 +101,9 @@ def test_a_stopped_program_records_only_the_kernels_that_ran(tmp_path):
 def test_programs_hold_no_checks_unless_asked(monkeypatch):
     seen = []
     real = compile_fx.CompiledGraph
-    monkeypatch.setattr(compile_fx, "CompiledGraph", lambda program, constants: seen.append(program) or real(program, constants))
+    monkeypatch.setattr(
+        compile_fx, "CompiledGraph", lambda program, constants: seen.append(program) or real(program, constants)
+    )
     for options in ({}, {"detect_nan": True}):
         _, step = a_step(**options)
         step(torch.randn(5, 8), torch.randn(5, 4))

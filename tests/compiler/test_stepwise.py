@@ -21,11 +21,23 @@ SHAPES = [(200, 300, 150), (1, 7, 1), (64, 33, 129)]
 
 # target -> dtype -> an instruction of its vector or matrix unit
 INSTRUCTIONS = {
-    "x86-64-avx2": {"float32": r"vfmadd\d+ps\t.*%ymm", "bfloat16": r"vfmadd\d+ps\t.*%ymm", "float64": r"vfmadd\d+pd\t.*%ymm"},
-    "x86-64-avx512": {"float32": r"vfmadd\d+ps\t.*%zmm", "bfloat16": r"vfmadd\d+ps\t.*%zmm", "float64": r"vfmadd\d+pd\t.*%zmm"},
+    "x86-64-avx2": {
+        "float32": r"vfmadd\d+ps\t.*%ymm",
+        "bfloat16": r"vfmadd\d+ps\t.*%ymm",
+        "float64": r"vfmadd\d+pd\t.*%ymm",
+    },
+    "x86-64-avx512": {
+        "float32": r"vfmadd\d+ps\t.*%zmm",
+        "bfloat16": r"vfmadd\d+ps\t.*%zmm",
+        "float64": r"vfmadd\d+pd\t.*%zmm",
+    },
     "x86-64-amx": {"float32": r"vfmadd\d+ps\t.*%zmm", "bfloat16": r"tdpbf16ps", "float64": r"vfmadd\d+pd\t.*%zmm"},
     "aarch64-neon": {"float32": r"fmla\tv\d+\.4s", "bfloat16": r"fmla\tv\d+\.4s", "float64": r"fmla\tv\d+\.2d"},
-    "aarch64-sve": {"float32": r"fm(la|ad)\tz\d+\.s", "bfloat16": r"fm(la|ad)\tz\d+\.s", "float64": r"fm(la|ad)\tz\d+\.d"},
+    "aarch64-sve": {
+        "float32": r"fm(la|ad)\tz\d+\.s",
+        "bfloat16": r"fm(la|ad)\tz\d+\.s",
+        "float64": r"fm(la|ad)\tz\d+\.d",
+    },
     "kunpeng-920": {"float32": r"fmla\tv\d+\.4s", "bfloat16": r"fmla\tv\d+\.4s", "float64": r"fmla\tv\d+\.2d"},
     "riscv64-rvv": {"float32": r"vfmacc\.v", "bfloat16": r"vfm(acc|add)\.v", "float64": r"vfmacc\.v"},
     "loongarch64-lasx": {"float32": r"xvfmadd\.s", "bfloat16": r"xvfmadd\.s", "float64": r"xvfmadd\.d"},
@@ -156,8 +168,16 @@ def test_a_missing_matrix_unit_is_refused_too():
     [
         (torch.zeros(3, 4), torch.zeros(5, 6), "A has 4 columns and B has 5 rows"),
         (torch.zeros(3, 4), torch.zeros(4, 6).double(), "A is float32 and B is float64"),
-        (torch.zeros(3, 4, dtype=torch.complex64), torch.zeros(4, 6, dtype=torch.complex64), "complex64 matrices has no"),
-        (torch.zeros(3, 4).to(torch.float8_e4m3fn), torch.zeros(4, 4).to(torch.float8_e4m3fn), "float8_e4m3fn matrices"),
+        (
+            torch.zeros(3, 4, dtype=torch.complex64),
+            torch.zeros(4, 6, dtype=torch.complex64),
+            "complex64 matrices has no",
+        ),
+        (
+            torch.zeros(3, 4).to(torch.float8_e4m3fn),
+            torch.zeros(4, 4).to(torch.float8_e4m3fn),
+            "float8_e4m3fn matrices",
+        ),
         (torch.zeros(3, 4, dtype=torch.int32), torch.zeros(4, 6, dtype=torch.int32), "int32 matrices has no kernel"),
         (torch.eye(3).to_sparse(), torch.zeros(3, 3), "A is a sparse_coo tensor; make it dense"),
         (torch.zeros(3), torch.zeros(3, 3), r"A has the shape \(3,\); pass a matrix"),
@@ -188,7 +208,9 @@ def test_wrong_targets_are_one_sentence():
 
 
 def test_the_names_are_lazy():
-    script = "import sys, luban.compiler; dir(luban.compiler); assert not {'xdsl', 'llvmlite', 'numpy'} & set(sys.modules)"
+    script = (
+        "import sys, luban.compiler; dir(luban.compiler); assert not {'xdsl', 'llvmlite', 'numpy'} & set(sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", script], check=True)
     with pytest.raises(AttributeError, match="nonsense"):
         import luban.compiler

@@ -94,7 +94,11 @@ def test_two_trainings_in_one_run_directory(job, tmp_path, capfd):
 def test_an_unreadable_text(job, tmp_path, capfd):
     (tmp_path / "picture").write_bytes(b"\x89PNG\xff\xfe")
     (tmp_path / "empty").mkdir()
-    for name, reason in (("picture", "is not text: byte 0"), ("absent", "No such file"), ("empty", "holds no UTF-8 text")):
+    for name, reason in (
+        ("picture", "is not text: byte 0"),
+        ("absent", "No such file"),
+        ("empty", "holds no UTF-8 text"),
+    ):
         assert main(["train", "gpt", "--text", name, "--out", "run"]) == 2
         (line,) = said(capfd)
         assert reason in line and not (tmp_path / "run" / "config.json").exists()

@@ -37,9 +37,13 @@ def matmul_of(a: Any, b: Any) -> Matmul:
     if dtype != other:
         raise ConfigError(f"A is {dtype} and B is {other}; convert one of them to the other's dtype")
     if dtype not in DTYPES:
-        raise ConfigError(f"a product of {dtype} matrices has no kernel; convert A and B to {', '.join(DTYPES[:-1])} or {DTYPES[-1]}")
+        known = f"{', '.join(DTYPES[:-1])} or {DTYPES[-1]}"
+        raise ConfigError(f"a product of {dtype} matrices has no kernel; convert A and B to {known}")
     if left[1] != right[0]:
-        raise ConfigError(f"A has {left[1]} columns and B has {right[0]} rows, which must be equal for A @ B; check the shapes {left} and {right}")
+        raise ConfigError(
+            f"A has {left[1]} columns and B has {right[0]} rows, which must be equal for A @ B; "
+            f"check the shapes {left} and {right}"
+        )
     return Matmul(left[0], right[1], left[1], dtype)
 
 
@@ -53,11 +57,15 @@ def _described(value: Any, name: str) -> tuple[tuple[int, int], str]:
     elif isinstance(value, (tuple, list)) and len(value) == 2:
         shape, dtype = value
     else:
-        raise ConfigError(f"{name} is a {type(value).__name__}; pass a torch tensor, a NumPy array or a (shape, dtype) pair")
+        raise ConfigError(
+            f"{name} is a {type(value).__name__}; pass a torch tensor, a NumPy array or a (shape, dtype) pair"
+        )
     try:
         sizes = tuple(int(n) for n in shape)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{name} has the shape {shape!r}, which is not a list of numbers; pass (rows, columns)") from error
+        raise ConfigError(
+            f"{name} has the shape {shape!r}, which is not a list of numbers; pass (rows, columns)"
+        ) from error
     if len(sizes) != 2 or min(sizes) < 1:
         raise ConfigError(f"{name} has the shape {sizes}; pass a matrix of at least one row and one column")
     return (sizes[0], sizes[1]), _dtype_name(dtype, name)

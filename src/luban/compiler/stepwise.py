@@ -1,9 +1,9 @@
 """From tensors to a binary in three steps, each of which can be looked at.
 
-    ir_graph = generate_tiled_ir(A, B, tile_size=128)        # IR that knows no chip; str(ir_graph) is its text
-    optimized = apply_arch_specific_opts(ir_graph, "native") # the same kernel scheduled for a chip
-    matmul = compile_to_binary(optimized)                    # .object_code, .assembly, .llvm_ir, and callable
-    C = matmul(A, B)
+ir_graph = generate_tiled_ir(A, B, tile_size=128)        # IR that knows no chip; str(ir_graph) is its text
+optimized = apply_arch_specific_opts(ir_graph, "native") # the same kernel scheduled for a chip
+matmul = compile_to_binary(optimized)                    # .object_code, .assembly, .llvm_ir, and callable
+C = matmul(A, B)
 """
 
 from __future__ import annotations
@@ -79,7 +79,9 @@ class TiledIR:
     def _check(self, a: Any, b: Any) -> None:
         given = matmul.matmul_of(a, b)
         if given != self.problem:
-            raise ConfigError(f"this IR is for {_said(self.problem)}, not {_said(given)}; generate it for these operands")
+            raise ConfigError(
+                f"this IR is for {_said(self.problem)}, not {_said(given)}; generate it for these operands"
+            )
 
 
 def generate_tiled_ir(a: Any, b: Any, tile_size: int = 128) -> TiledIR:
@@ -101,7 +103,9 @@ def apply_arch_specific_opts(ir_graph: TiledIR, target: str | Target = "native")
     """
     chip = targets.get(target)
     if not chip.is_cpu:
-        raise TargetError(f"{chip.name} takes Triton source and not machine code; choose a CPU target from `luban targets`")
+        raise TargetError(
+            f"{chip.name} takes Triton source and not machine code; choose a CPU target from `luban targets`"
+        )
     if ir_graph.problem.dtype not in chip.dtypes:
         raise TargetError(f"{chip.name} has no {ir_graph.problem.dtype}; choose one of {', '.join(chip.dtypes)}")
     return _lowered(ir_graph.problem, ir_graph.graph, ir_graph.tile_size, chip)

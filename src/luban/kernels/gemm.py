@@ -123,6 +123,7 @@ class _Gemm(Evaluator):
 
     def _task(self, batch: list[SSAValue], i0: SSAValue, m: SSAValue, j0: SSAValue, n: SSAValue) -> None:
         b, p, s = self.b, self.problem, self.schedule
+        self.known = self.constants()
         if isinstance(p.k, int) and p.k <= s.kc:
             self._block_of_k(batch, i0, m, j0, n, b.dim(0), b.dim(p.k), None, True)
             return
@@ -183,6 +184,6 @@ class _Gemm(Evaluator):
         dtype = self.result.type.dtype  # type: ignore[attr-defined]
         if dtype != value.type:
             value = b.insert(arith.TruncFOp.create(operands=[value], result_types=[dtype]))
-        self.cache = {self.result: value}
+        self.cache = {**self.known, self.result: value}
         for v in self.leaving:
             b.store(self.value(v), self.buffer[v], *self.address(self.member(v).writes))

@@ -20,7 +20,11 @@ def step_of(model, loss=mse):
 @pytest.mark.parametrize(
     "loss, inputs, said",
     [
-        (mse, (torch.zeros(3, 5), torch.zeros(3, 4)), r"cannot take a step on \(float32\[3, 5\], float32\[3, 4\]\): .*dim"),
+        (
+            mse,
+            (torch.zeros(3, 5), torch.zeros(3, 4)),
+            r"cannot take a step on \(float32\[3, 5\], float32\[3, 4\]\): .*dim",
+        ),
         (mse, (torch.zeros(3, 4), torch.zeros(2, 7)), r"cannot take a step on .*float32\[2, 7\]\): .*7.*check shapes"),
         (lambda o, t: o - t, (torch.zeros(3, 4), torch.zeros(3, 4)), "must return one loss tensor"),
         (mse, (torch.eye(4).to_sparse(), torch.zeros(4, 4)), "input 0 of the training step is a sparse_coo tensor"),
@@ -34,7 +38,8 @@ def test_inputs_that_do_not_fit(loss, inputs, said, caplog, capfd):
     with caplog.at_level(logging.ERROR), pytest.raises(ConfigError, match=said) as caught:
         step(*inputs)
     assert "\n" not in str(caught.value)
-    assert not [r for r in caplog.records if r.levelno >= logging.ERROR] and capfd.readouterr().err == "", "torch's tracer logs what is raised anyway"
+    logged = [r for r in caplog.records if r.levelno >= logging.ERROR]
+    assert not logged and capfd.readouterr().err == "", "torch's tracer logs what is raised anyway"
     assert step.steps == 0
 
 

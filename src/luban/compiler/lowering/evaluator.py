@@ -61,10 +61,26 @@ class Evaluator:
             return self.value(value)
         if read is None:
             return self.buffer[value]
-        key = (value, frozenset((id(a), s) for a, s in read[0].items()), read[1])
+        key = self.operand_key(value, read)
         if key not in self.cache:
             self.cache[key] = self.b.load(self.buffer[value], *self.address(read[0]), read[1])
         return self.cache[key]
+
+    @staticmethod
+    def operand_key(value: SSAValue, read: tuple[Strides, Dim]) -> object:
+        """Under what the cache keeps an element of an outside value."""
+        return value, frozenset((id(a), s) for a, s in read[0].items()), read[1]
+
+    def constants(self) -> dict[object, SSAValue]:
+        """Operands that are one number, read before the loops: LLVM cannot move the loads past stores that may alias."""
+        found: dict[object, SSAValue] = {}
+        if any(a.size == 0 for a in self.group.axes):
+            return found  # nothing runs, and the operands may have no memory
+        for m in self.group.members:
+            for v, read in zip(m.op.operands, m.reads):
+                if v not in self.group.produced and read is not None and not read[0]:
+                    found[self.operand_key(v, read)] = self.b.load(self.buffer[v], [], [], read[1])
+        return found
 
     def _dimension_index(self, member: Member, d: int) -> SSAValue:
         index = None

@@ -25,6 +25,7 @@ SERIAL_WORK = 16384  # elements times operations below which a thread region (2.
 BLOCK = (
     4096  # elements of a long row that are summed before they join the total, and of a flat map a thread takes at once
 )
+RUN = 128  # rows that are added up before they join a chunk's total
 CHUNK_ELEMENTS = 32768  # elements a chunk of a column reduction covers at least
 MAX_CHUNKS = 32
 
@@ -68,7 +69,7 @@ class _Emitter(Evaluator):
         self.workspaces: list[Dim] = [
             self._width(self.member(v)) * self.chunks * bytes_of(v.type.dtype) for v in late_values
         ]  # type: ignore[attr-defined]
-        self.row_values: dict[SSAValue, SSAValue] = {}
+        self.row_values: dict[object, SSAValue] = {}
         self.accumulators: dict[SSAValue, SSAValue] = {}
 
     # ---- sizes
@@ -138,16 +139,40 @@ class _Emitter(Evaluator):
         b = self.b
         rows = product(a.size for a in self.passes.rows)
         with b.loop(zero, b.dim(self.chunks), "parallel" if self.chunks > 1 else "serial") as chunk:
-            for member in self.late:
-                self._open_accumulators(member)
             low, high = self._chunk_bounds(chunk.index, rows)
-            with b.loop(low, high, "serial") as row:
-                self._set_rows(row.index)
-                self._emit_row()
+            if isinstance(rows, int) and rows <= RUN * self.chunks:
+                self._emit_run(low, high)
+            else:
+                self._emit_runs(low, high)
             for member in self.late:
                 for value in member.op.results:
                     width = self._width(member)
                     self._copy_accumulator(value, width, chunk.index)
+
+    def _emit_run(self, low: SSAValue, high: SSAValue) -> None:
+        """Rows in [low, high), added up in fresh accumulators."""
+        for member in self.late:
+            self._open_accumulators(member)
+        with self.b.loop(low, high, "serial") as row:
+            self._set_rows(row.index)
+            self._emit_row()
+
+    def _emit_runs(self, low: SSAValue, high: SSAValue) -> None:
+        """The rows of a chunk in runs, which bounds the rounding error of long sums by the number of runs."""
+        b = self.b
+        for member in self.late:
+            self._open_accumulators(member)
+        totals = dict(self.accumulators)
+        rows = b.binary(arith.SubiOp, high, low)
+        runs = b.binary(arith.DivUIOp, b.add(rows, b.dim(RUN - 1)), b.dim(RUN))
+        with b.loop(b.dim(0), runs, "serial") as run:
+            start = b.add(low, b.mul(run.index, b.dim(RUN)))
+            self._emit_run(start, b.minimum(b.add(start, b.dim(RUN)), high))
+            for value, total in totals.items():
+                with b.loop(b.dim(0), b.dim(self._width(self.member(value))), "vector") as lane:
+                    old, got = (b.load(buffer, [lane.index], [1]) for buffer in (total, self.accumulators[value]))
+                    b.store(combine(b, self._kind(value), old, got), total, [lane.index], [1])
+        self.accumulators = totals
 
     def _chunk_bounds(self, chunk: SSAValue, rows: Dim) -> tuple[SSAValue, SSAValue]:
         b, n = self.b, self.b.dim(self.chunks)
@@ -164,7 +189,7 @@ class _Emitter(Evaluator):
     # ---- one row
 
     def _emit_row(self, bounds: tuple[SSAValue, SSAValue] | None = None) -> None:
-        self.row_values, self.saved = {}, {}
+        self.row_values, self.saved = self.constants(), {}
         self._emit_row_maps(-1)
         scratch = {
             v: self.b.alloc(product(a.size for a in self.passes.columns), v.type.dtype) for v in self.passes.buffered
@@ -231,10 +256,9 @@ class _Emitter(Evaluator):
             return body(list(init))
         axis, rest = axes[0], axes[1:]
         if rest:
-            with b.loop(b.dim(0), b.dim(axis.size), "serial", init, kinds) as loop:
-                self.index[axis] = loop.index
-                loop.yields = self._nest(rest, loop.carried, kinds, body, bounds)
-            return loop.results
+            if kinds and not (isinstance(axis.size, int) and axis.size <= 2 * RUN):
+                return self._nest_in_runs(axis, rest, init, kinds, body)
+            return self._nest_serial(axis, b.dim(0), b.dim(axis.size), rest, init, kinds, body, bounds)
         if bounds is None and kinds and not (isinstance(axis.size, int) and axis.size <= 4 * BLOCK):
             return self._blocked(axis, init, kinds, body)
         low, high = bounds or (b.dim(0), b.dim(axis.size))
@@ -242,6 +266,25 @@ class _Emitter(Evaluator):
             self.index[axis] = loop.index
             loop.yields = body(loop.carried)
         return loop.results
+
+    def _nest_serial(
+        self, axis: Axis, low: SSAValue, high: SSAValue, rest: Sequence[Axis], init, kinds, body: Callable, bounds
+    ) -> Sequence[SSAValue]:
+        with self.b.loop(low, high, "serial", init, kinds) as loop:
+            self.index[axis] = loop.index
+            loop.yields = self._nest(rest, loop.carried, kinds, body, bounds)
+        return loop.results
+
+    def _nest_in_runs(self, axis: Axis, rest: Sequence[Axis], init, kinds, body: Callable) -> Sequence[SSAValue]:
+        """A long outer loop of a reduction as a sum of sums of runs."""
+        b = self.b
+        fresh = [identity(b, k, v.type) for k, v in zip(kinds, init)]
+        with b.loop(b.dim(0), b.dim(floordiv(axis.size + (RUN - 1), RUN)), "serial", init, kinds) as run:
+            low = b.mul(run.index, b.dim(RUN))
+            high = b.minimum(b.add(low, b.dim(RUN)), b.dim(axis.size))
+            got = self._nest_serial(axis, low, high, rest, fresh, kinds, body, None)
+            run.yields = [combine(b, k, old, v) for k, old, v in zip(kinds, run.carried, got)]
+        return run.results
 
     def _blocked(
         self, axis: Axis, init: Sequence[SSAValue], kinds: Sequence[str], body: Callable
