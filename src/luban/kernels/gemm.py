@@ -183,7 +183,8 @@ class _Gemm(Evaluator):
             self.index.update(zip(axes, b.digits(index, [a.size for a in axes]), strict=True))
         dtype = self.result.type.dtype  # type: ignore[attr-defined]
         if dtype != value.type:
-            value = b.insert(arith.TruncFOp.create(operands=[value], result_types=[dtype]))
+            exact, value = value, b.insert(arith.TruncFOp.create(operands=[value], result_types=[dtype]))
+            b.unrounded[value] = exact
         self.cache = {**self.known, self.result: value}
         for v in self.leaving:
             b.store(self.value(v), self.buffer[v], *self.address(self.member(v).writes))

@@ -25,8 +25,11 @@ def luban_backend(
     gm: GraphModule, example_inputs: Sequence[Any], *, options: dict[str, Any] | None = None, **_: Any
 ) -> Callable:
     """Compiles a Dynamo graph. Options: `fallback` ("allow" or "error") and `target` (a name of luban.targets)."""
-    chosen = read_options(options)
-    compiler = partial(_compile_part, chosen)
+    return call_showing_errors(partial(_compile, options), gm, example_inputs)
+
+
+def _compile(options: dict[str, Any] | None, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable:
+    compiler = partial(_compile_part, read_options(options))
     backend = aot_autograd(
         fw_compiler=partial(compiler, "forward"),
         bw_compiler=partial(compiler, "backward"),
@@ -34,7 +37,8 @@ def luban_backend(
         partition_fn=_partition,
         decompositions=table(),
     )
-    return call_showing_errors(backend, gm, example_inputs)
+    with torch.backends.mkldnn.flags(enabled=False):  # else recurrent layers are traced as oneDNN's own operators
+        return backend(gm, example_inputs)
 
 
 def _partition(joint: GraphModule, inputs: Any, **arguments: Any) -> tuple[GraphModule, GraphModule]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import warnings
 from collections.abc import Callable
 
@@ -26,9 +27,10 @@ def _compile_split(gm: GraphModule, target: str, name: str) -> Callable:
     from luban.compiler.frontend.torch.importer import unsupported
 
     outside = set(unsupported(gm))
-    for operator in sorted({str(node.target) for node in outside}):
-        report.add_fallback(operator)
-    listed = ", ".join(sorted({str(node.target) for node in outside}))
+    names = sorted({_operator_name(node) for node in outside})
+    for each in names:
+        report.add_fallback(each)
+    listed = ", ".join(names)
     warnings.warn(f"Luban runs these operators in eager, having no kernels for them: {listed}", stacklevel=2)
     parts = _split_points(gm, outside)
     split = split_module(gm, None, lambda node: parts[node], keep_original_order=True)  # type: ignore[arg-type]
@@ -46,12 +48,25 @@ def _compile_split(gm: GraphModule, target: str, name: str) -> Callable:
     return run
 
 
+def _operator_name(node: Node) -> str:
+    """The operator's overload; that of the wrapped one where torch orders effects."""
+    return str(node.args[1] if str(node.target) == "with_effects" else node.target)
+
+
 def _split_points(gm: GraphModule, outside: set[Node]) -> dict[Node, int]:
-    """A number for every node: runs of supported nodes alternate with runs of unsupported ones."""
+    """A number for every node: runs of supported nodes alternate with runs of unsupported ones.
+
+    What takes a tuple apart stays with the operator that made it, so that only tensors and sizes go from part to part.
+    """
     number, last, parts = 0, False, {}
+    away = set(outside)
     for node in gm.graph.nodes:
-        if node.op == "call_function" and (node in outside) != last:
-            number, last = number + 1, node in outside
+        if node.target is operator.getitem and node.args[0] in away:
+            away.add(node)
+            parts[node] = parts[node.args[0]]
+            continue
+        if node.op == "call_function" and (node in away) != last:
+            number, last = number + 1, node in away
         parts[node] = number
     return parts
 

@@ -36,6 +36,7 @@ class KernelBuilder:
         self._dims: dict[Dim, SSAValue] = {}
         self._constants: dict[tuple[object, Attribute], SSAValue] = {}
         self._hoisted: Operation | None = None
+        self.unrounded: dict[SSAValue, SSAValue] = {}  # a value rounded to a small float -> what it was before
 
     def finish(self) -> tile.KernelOp:
         """The finished kernel."""

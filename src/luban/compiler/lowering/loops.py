@@ -91,9 +91,10 @@ class _Emitter(Evaluator):
 
     def flops(self) -> int:
         """Scalar operations, where all sizes are numbers."""
+        rows = product(a.size for a in self.passes.rows)
         total = 0
         for m in self.group.members:
-            points = product(a.size for dims in m.axes for a in dims)
+            points = rows if is_row_member(m, self.passes.columns) else self._elements()
             total += len(list(m.op.regions[0].block.ops)) * points if isinstance(points, int) else 0
         return total
 
