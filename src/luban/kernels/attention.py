@@ -15,9 +15,6 @@ from luban.kernels.attention_problem import AttentionWriter, flops_of
 from luban.kernels.dot_writer import Matrix, dot, pack_a, pack_b, panel_elements
 from luban.symbolic import Dim, floordiv
 
-QUERY_BLOCK = 64
-KEY_BLOCK = 256
-
 
 def lower(request: Request) -> Lowered:
     """The kernel of an attention and the maps fused into its store."""
@@ -29,27 +26,26 @@ def lower(request: Request) -> Lowered:
 class _Forward(AttentionWriter):
     def emit(self) -> None:
         b, p = self.b, self.problem
-        self.key_block = min(KEY_BLOCK, p.keys) if isinstance(p.keys, int) else KEY_BLOCK
-        blocks = floordiv(p.queries + (QUERY_BLOCK - 1), QUERY_BLOCK)
+        blocks = floordiv(p.queries + (self.query_block - 1), self.query_block)
         counts: list[Dim] = [p.batch, p.heads, blocks]
         total = p.batch * p.heads * blocks
         with b.loop(b.dim(0), b.dim(total), "parallel") as task:
             batch, head, block = b.digits(task.index, counts)
-            q0 = b.mul(block, b.dim(QUERY_BLOCK))
-            rows = b.minimum(b.dim(QUERY_BLOCK), b.binary(arith.SubiOp, b.dim(p.queries), q0))
+            q0 = b.mul(block, b.dim(self.query_block))
+            rows = b.minimum(b.dim(self.query_block), b.binary(arith.SubiOp, b.dim(p.queries), q0))
             self._query_block(batch, head, q0, rows)
 
     def _query_block(self, batch: SSAValue, head: SSAValue, q0: SSAValue, rows: SSAValue) -> None:
-        b, p, t = self.b, self.problem, self.tile
-        self.scores = b.alloc(QUERY_BLOCK * self.key_block, f32)
-        self.weights = self.scores if self.dtype == f32 else b.alloc(QUERY_BLOCK * self.key_block, self.dtype)
-        self.out = b.alloc(QUERY_BLOCK * p.size, f32)
-        self.top, self.total, self.shrink = (b.alloc(QUERY_BLOCK, f32) for _ in range(3))
-        self.packed_k = b.alloc(panel_elements(t, t.nr, self.key_block, p.size), t.element)
+        b, p, t, s = self.b, self.problem, self.tile, self.score_tile
+        self.scores = b.alloc(self.query_block * self.key_block, f32)
+        self.weights = self.scores if self.dtype == f32 else b.alloc(self.query_block * self.key_block, self.dtype)
+        self.out = b.alloc(self.query_block * p.size, f32)
+        self.top, self.total, self.shrink = (b.alloc(self.query_block, f32) for _ in range(3))
+        self.packed_k = b.alloc(panel_elements(s, s.nr, self.key_block, p.size), s.element)
         self.packed_v = None if t.b_in_place else b.alloc(panel_elements(t, t.nr, p.size, self.key_block), t.element)
-        self._clear(QUERY_BLOCK * p.size, self.out, 0.0)
-        self._clear(QUERY_BLOCK, self.top, float("-inf"))
-        self._clear(QUERY_BLOCK, self.total, 0.0)
+        self._clear(self.query_block * p.size, self.out, 0.0)
+        self._clear(self.query_block, self.top, float("-inf"))
+        self._clear(self.query_block, self.total, 0.0)
         last = b.dim(p.keys)
         if p.causal:  # keys behind the block's last query are never seen
             last = b.minimum(last, b.add(q0, rows))
@@ -67,19 +63,19 @@ class _Forward(AttentionWriter):
             b.store(b.constant(value, f32), buffer, [loop.index], [1])
 
     def _key_block(self, batch, head, q0, rows, k0, keys) -> None:
-        b, p, t = self.b, self.problem, self.tile
+        b, p, t, s = self.b, self.problem, self.tile, self.score_tile
         queries = self.rows(0, self.head_base(0, batch, head), q0)
-        if not t.any_a and queries.k != 1:
-            scratch = b.alloc(panel_elements(t, t.mr, QUERY_BLOCK, p.size), t.element)
-            queries = pack_a(b, t, queries, rows, b.dim(p.size), scratch)
+        if not s.any_a and queries.k != 1:
+            scratch = b.alloc(panel_elements(s, s.mr, self.query_block, p.size), s.element)
+            queries = pack_a(b, s, queries, rows, b.dim(p.size), scratch)
         all_keys = self.rows(1, self.head_base(1, batch, head), k0)
-        right = pack_b(b, t, all_keys, keys, b.dim(p.size), self.packed_k)
+        right = pack_b(b, s, all_keys, keys, b.dim(p.size), self.packed_k)
 
         def keep(acc: SSAValue, i: SSAValue, j: SSAValue) -> None:
             value = self.score(acc, batch, head, b.add(q0, i), b.add(k0, j), 3)
             b.store(value, self.scores, [i, j], [self.key_block, 1])
 
-        dot(b, t, queries, right, (rows, keys, b.dim(p.size)), keep)
+        dot(b, s, queries, right, (rows, keys, b.dim(p.size)), keep)
         with b.loop(b.dim(0), rows, "serial") as row:
             self._softmax_row(row.index, keys)
         weights = Matrix(self.weights, b.dim(0), self.key_block, 1)

@@ -15,8 +15,6 @@ from luban.kernels.attention_problem import AttentionWriter, flops_of
 from luban.kernels.dot_writer import Matrix, dot, pack_a, pack_b, panel_elements
 from luban.symbolic import Dim, floordiv
 
-QUERY_BLOCK = 64
-KEY_BLOCK = 256
 GRAD, Q, K, V, OUT, LSE, BIAS = range(7)
 
 
@@ -30,7 +28,6 @@ def lower(request: Request) -> Lowered:
 class _Backward(AttentionWriter):
     def emit(self) -> None:
         b, p = self.b, self.problem
-        self.key_block = min(KEY_BLOCK, p.keys) if isinstance(p.keys, int) else KEY_BLOCK
         counts: list[Dim] = [p.batch, p.heads]
         with b.loop(b.dim(0), b.dim(p.batch * p.heads), "parallel") as task:
             self.batch, self.head = b.digits(task.index, counts)
@@ -41,19 +38,21 @@ class _Backward(AttentionWriter):
         self.base = [self.head_base(o, self.batch, self.head) for o in (GRAD, Q, K, V, OUT)]
         self.delta = b.alloc(p.queries, f32)
         self.sums = {1: b.alloc(p.keys * p.size, f32), 2: b.alloc(p.keys * p.size, f32)}
-        self.sum_q = b.alloc(QUERY_BLOCK * p.size, f32)
-        block = QUERY_BLOCK * self.key_block
+        self.sum_q = b.alloc(self.query_block * p.size, f32)
+        block = self.query_block * self.key_block
         self.weights, self.scores = b.alloc(block, self.dtype), b.alloc(block, self.dtype)
-        self.panel_nt = b.alloc(panel_elements(t, t.nr, self.key_block, p.size), t.element)
-        self.panel_rows = b.alloc(panel_elements(t, t.nr, p.size, max(self.key_block, QUERY_BLOCK)), t.element)
-        self.panel_a = b.alloc(panel_elements(t, t.mr, self.key_block, max(QUERY_BLOCK, p.size)), t.element)
+        s = self.score_tile
+        self.panel_nt = b.alloc(panel_elements(s, s.nr, self.key_block, p.size), s.element)
+        self.panel_rows = b.alloc(panel_elements(t, t.nr, p.size, max(self.key_block, self.query_block)), t.element)
+        rows, depth = max(self.key_block, self.query_block), max(self.query_block, p.size)
+        self.panel_a = b.alloc(max(panel_elements(x, x.mr, rows, depth) for x in (t, s)), t.element)
         for buffer in self.sums.values():
             with b.loop(b.dim(0), b.dim(p.keys * p.size), "vector") as loop:
                 b.store(b_constant(self, 0.0), buffer, [loop.index], [1])
         self._deltas()
-        with b.loop(b.dim(0), b.dim(floordiv(p.queries + (QUERY_BLOCK - 1), QUERY_BLOCK)), "serial") as step:
-            q0 = b.mul(step.index, b.dim(QUERY_BLOCK))
-            self._query_block(q0, b.minimum(b.dim(QUERY_BLOCK), b.binary(arith.SubiOp, b.dim(p.queries), q0)))
+        with b.loop(b.dim(0), b.dim(floordiv(p.queries + (self.query_block - 1), self.query_block)), "serial") as step:
+            q0 = b.mul(step.index, b.dim(self.query_block))
+            self._query_block(q0, b.minimum(b.dim(self.query_block), b.binary(arith.SubiOp, b.dim(p.queries), q0)))
         for result, buffer in self.sums.items():
             self._store_rows(result, buffer, b.dim(0), b.dim(p.keys))
 
@@ -71,7 +70,7 @@ class _Backward(AttentionWriter):
 
     def _query_block(self, q0: SSAValue, rows: SSAValue) -> None:
         b, p = self.b, self.problem
-        with b.loop(b.dim(0), b.dim(QUERY_BLOCK * p.size), "vector") as loop:
+        with b.loop(b.dim(0), b.dim(self.query_block * p.size), "vector") as loop:
             b.store(b_constant(self, 0.0), self.sum_q, [loop.index], [1])
         last = b.dim(p.keys)
         if p.causal:
@@ -87,7 +86,7 @@ class _Backward(AttentionWriter):
 
     def _left_rows(self, operand: int, start: SSAValue, rows: SSAValue) -> Matrix:
         """An operand's rows as the left side of a product over features."""
-        b, t = self.b, self.tile
+        b, t = self.b, self.score_tile
         left = self.rows(operand, self.base[operand], start)
         if t.any_a or left.k == 1:
             return left
@@ -95,7 +94,7 @@ class _Backward(AttentionWriter):
 
     def _weights(self, q0, rows, k0, keys) -> None:
         """weights = exp(scores - lse)."""
-        b, p, t = self.b, self.problem, self.tile
+        b, p, t = self.b, self.problem, self.score_tile
         right = pack_b(b, t, self.rows(K, self.base[K], k0), keys, b.dim(p.size), self.panel_nt)
 
         def keep(acc: SSAValue, i: SSAValue, j: SSAValue) -> None:
@@ -114,7 +113,7 @@ class _Backward(AttentionWriter):
 
     def _score_gradients(self, q0, rows, k0, keys) -> None:
         """scores' gradient = scale * weights * (grad_out . value - delta)."""
-        b, p, t = self.b, self.problem, self.tile
+        b, p, t = self.b, self.problem, self.score_tile
         right = pack_b(b, t, self.rows(V, self.base[V], k0), keys, b.dim(p.size), self.panel_nt)
 
         def keep(acc: SSAValue, i: SSAValue, j: SSAValue) -> None:

@@ -21,6 +21,9 @@ from luban.kernels.dot_writer import Matrix
 from luban.kernels.register_tiles import RegisterTile, fit, register_tile
 from luban.symbolic import Dim, product
 
+QUERY_BLOCK = 64  # queries of a block, more or less: 65 of them make one block, not a second one of a single row
+KEY_BLOCK = 256  # keys that a block of queries meets at once: its scores stay in the second-level cache
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -61,7 +64,16 @@ class AttentionWriter(Evaluator):
         self.request, self.op, self.problem = request, first, problem_of(first)
         self.accesses: list[Access] = list(first.properties["accesses"].data)  # type: ignore[union-attr]
         self.dtype: Attribute = first.operands[1].type.dtype  # type: ignore[attr-defined]
-        self.tile: RegisterTile = fit(register_tile(request.target, self.dtype), request.target, self.problem.size)
+        keys = self.problem.keys
+        self.key_block = min(KEY_BLOCK, keys) if isinstance(keys, int) else KEY_BLOCK
+        queries = self.problem.queries
+        blocks = max(1, round(queries / QUERY_BLOCK)) if isinstance(queries, int) else 0
+        self.query_block = max(1, -(-queries // blocks)) if blocks else QUERY_BLOCK  # type: ignore[operator]
+        tile = register_tile(request.target, self.dtype)
+        self.tile: RegisterTile = fit(
+            tile, request.target, self.problem.size
+        )  # of products with as many columns as features
+        self.score_tile: RegisterTile = fit(tile, request.target, self.key_block)  # of products of queries and keys
 
     def lowered(self, flops: Dim) -> Lowered:
         """The finished kernel."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -37,8 +38,19 @@ def _compile(options: dict[str, Any] | None, gm: GraphModule, example_inputs: Se
         partition_fn=_partition,
         decompositions=table(),
     )
-    with torch.backends.mkldnn.flags(enabled=False):  # else recurrent layers are traced as oneDNN's own operators
+    with _without_onednn():
         return backend(gm, example_inputs)
+
+
+@contextlib.contextmanager
+def _without_onednn() -> Iterator[None]:
+    """While it is on, recurrent layers are traced as oneDNN's own operators (torch.backends.mkldnn.flags warns of TF32)."""
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)
 
 
 def _partition(joint: GraphModule, inputs: Any, **arguments: Any) -> tuple[GraphModule, GraphModule]:

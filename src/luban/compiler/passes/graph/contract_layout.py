@@ -15,6 +15,8 @@ from xdsl.ir import Block, Region, SSAValue
 
 from luban.compiler.ir import graph
 from luban.compiler.ir.attributes import Access, Dims, TensorType, contiguous
+from luban.compiler.ir.dtypes import is_float
+from luban.compiler.passes.graph.integer_contracts import to_reduction
 from luban.compiler.passes.registry import register
 from luban.symbolic import Dim, product
 
@@ -38,7 +40,7 @@ class ContractLayout:
             if isinstance(func, graph.FuncOp):
                 for op in list(func.body.block.ops):
                     if isinstance(op, graph.ContractOp):
-                        _normalise(op)
+                        (_normalise if is_float(op.out.type.dtype) else to_reduction)(op)
 
 
 def _normalise(op: graph.ContractOp) -> None:

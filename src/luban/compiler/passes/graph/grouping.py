@@ -108,6 +108,8 @@ def join(
         return False
     if group.kind in STORES[1:] and len({id(source_of(group, v)) for v in op.operands if v in group.produced}) != 1:
         return False  # the results of an attention are stored one after the other
+    if 0 in domain_of(op) or any(a.size == 0 for a in group.axes):
+        return False  # loops that never run would leave what has fewer dims, a scalar say, without a value
     lead = _lead(group, op)
     if lead is None and by_shape and not any(v in group.produced for v in op.operands):
         lead = (Access.of([0] * len(domain_of(op))), {}, 0)

@@ -1,0 +1,111 @@
+"""Kernels of fused maps and reductions: rows, columns, everything; accuracy of long sums; odd memory; other kinds."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+SHAPES = [(1, 1), (1, 33), (33, 1), (7, 5), (64, 65), (300, 3), (3, 300), (130, 1000), (2000, 40)]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_rows_columns_and_everything(machine, shape):
+    f = lambda x: (x.sum(0), x.sum(1), x.sum(), x.amax(0), x.amin(1), (x * 2).mean(), x.softmax(0), x.softmax(1))  # noqa: E731
+    machine.check(f, torch.randn(shape))
+
+
+@pytest.mark.parametrize("dims", [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2), (1, 3), (0, 2, 3)], ids=str)
+def test_any_set_of_dims(machine, dims):
+    x = torch.randn(6, 5, 17, 9)
+    machine.check(lambda x: (x.sum(dims), x.amax(dims), (x - x.mean(dims, keepdim=True)).square().sum(dims)), x)
+    machine.check(lambda x: (x.sum(dims), x.argmax(dims[0])), x.permute(2, 0, 3, 1)[:, :, ::2])
+
+
+LONG = {
+    "a column": ((100003,), 0),
+    "narrow rows": ((40000, 3), 0),
+    "all of narrow rows": ((2805, 3), (0, 1)),
+    "short inner loops": ((2, 30000, 4), (1, 2)),
+    "wide rows": ((3, 30000), 1),
+    "gaps": ((30000, 20), 0),
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_long_sums_of_equal_values_stay_accurate(machine, name):
+    """Equal values round the same way each time: adding them one by one would be off by 1e-4."""
+    shape, dims = LONG[name]
+    x = torch.full(shape, 14.951)
+    x = x[..., :3] if name in ("short inner loops", "gaps") else x
+    got = machine.compile(lambda x: (x * 1.0).sum(dims), (x,))(x)[0]
+    assert machine.error(got, x.double().sum(dims)) < 6e-6
+
+
+WINDOWS = {
+    "transposed": lambda: torch.randn(9, 50).t(),
+    "every second": lambda: torch.randn(9, 50)[:, ::2],
+    "expanded column": lambda: torch.randn(9, 1).expand(9, 33),
+    "expanded row": lambda: torch.randn(1, 33).expand(9, 33),
+    "shifted": lambda: torch.randn(500)[7:307].view(10, 30),
+    "permuted and cut": lambda: torch.randn(4, 6, 8).permute(2, 0, 1)[1:, :, ::3],
+    "one number": lambda: torch.randn(()).expand(3, 4),
+    "no rows": lambda: torch.randn(0, 5),
+    "no columns": lambda: torch.randn(5, 0),
+    "scalar": lambda: torch.randn(()),
+}
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_windows_on_memory(machine, name):
+    f = lambda x: (x * 2 + 1, x.flip(list(range(x.dim()))), x.exp().sum(), x.exp().sum(-1), x.contiguous())  # noqa: E731
+    machine.check(f, WINDOWS[name]())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.int32, torch.uint8])
+def test_argmax_argmin_and_extremes(machine, dtype):
+    x = (torch.randn(9, 7, 33) * 30).to(dtype)
+    f = lambda x: (x.argmax(1), x.argmin(2, keepdim=True), *x.max(0), *x.min(1), x.argmax())  # noqa: E731
+    machine.check(f, x, tolerance=0)
+
+
+def test_ties_and_nan_in_argmax(machine):
+    x = torch.randn(5, 7, 33)
+    x[0, 0, 3] = x[0, 0, 9] = float("nan")
+    x[1], x[2], x[3, 1], x[4] = float("inf"), -float("inf"), 2.0, 0.0
+    x[4, 3] = -0.0
+    machine.check(lambda x: (x.argmax(1), x.argmin(2), *x.max(1), *x.min(0), x[3:].argmax()), x, tolerance=0)
+
+
+def test_extremes_of_booleans(machine):
+    x = torch.rand(9, 11) > 0.5
+    machine.check(lambda x: (*x.max(1), *x.min(0), x.amax(0), x.any(), x.all(1)), x, tolerance=0)
+
+
+def test_max_pooling_keeps_positions(machine):
+    x = torch.randn(2, 3, 9, 8)
+    machine.check(lambda x: F.max_pool2d(x, 3, 2, 1, return_indices=True), x)
+
+    def gradient(x):
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(torch.max_pool2d(x, 3, 2, 1).square().sum(), x)
+
+    machine.check(gradient, x)
+
+
+def test_products_and_scans(machine):
+    x = torch.rand(6, 19) + 0.5
+    machine.check(lambda x: (x.prod(1), x.prod(), x.cumsum(1), x.cumprod(0), torch.logsumexp(x, 0)), x)
+
+
+def test_numbers_from_memory_are_read_once(machine):
+    """A scalar operand that the loop cannot change: the result must not depend on where it is read."""
+    x, s = torch.randn(64, 129), torch.randn(3, dtype=torch.float64)
+    machine.check(lambda x, s: (x * s[0] + s[2], (x * s[1]).sum(1)), x, s)
+
+
+@pytest.mark.parametrize("dims", [(0,), (1,), (0, 1)], ids=str)
+@pytest.mark.parametrize("dtype,tolerance", [(torch.bfloat16, 2e-2), (torch.float16, 2e-3)])
+def test_sums_of_small_floats_accumulate_in_float32(machine, dtype, tolerance, dims):
+    x = torch.full((3000, 7), 1.5).to(dtype)
+    machine.check(lambda x: (x.sum(dims), x.mean(dims)), x, tolerance=tolerance)

@@ -1,0 +1,112 @@
+"""Attention and its gradients as machine code, beside the plain formula in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+NEAR = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
+FLOATS = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+
+
+def formula(q, k, v, bias, causal, scale):
+    """Softmax of scaled products times values; a row that sees no key gives zeros."""
+    scores = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if causal:
+        seen = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+        scores = scores.masked_fill(~seen, float("-inf"))
+    if bias is not None:
+        scores = scores + bias
+    blind = (scores == float("-inf")).all(-1, keepdim=True)
+    return torch.softmax(scores.masked_fill(blind, 0.0), -1).masked_fill(blind, 0.0) @ v
+
+
+def attend(machine, b, h, queries, keys, size, dtype, causal=False, bias=None, layout="heads first", scale=None):
+    """Checks output and gradients; gives the compiled program."""
+
+    def operand(length):
+        if layout == "heads first":
+            return torch.randn(b, h, length, size).to(dtype)
+        return torch.randn(b, length, h, size).to(dtype).transpose(1, 2)
+
+    args = [operand(queries), operand(keys), operand(keys)]
+    if bias is not None:
+        args.append(bias.to(dtype))
+    weight = torch.randn(b, h, queries, size)
+
+    def f(q, k, v, *mask, plain=False):
+        q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
+        m = mask[0] if mask else None
+        if plain:
+            out = formula(q, k, v, m, causal, scale)
+        else:
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=m, is_causal=causal, scale=scale)
+        return out.detach(), *torch.autograd.grad((out * weight.to(out.dtype)).sum(), (q, k, v))
+
+    run = machine.compile(f, args)
+    want = f(*[x.double() for x in args], plain=True)
+    for name, g, w in zip(("out", "dq", "dk", "dv"), run(*args), want, strict=True):
+        assert g.dtype is dtype
+        off = float((g.double() - w).abs().max())  # what should be 0 may be a rounding error
+        assert off <= NEAR[dtype] / 4 or machine.error(g, w) <= NEAR[dtype], f"{name} is off by {machine.error(g, w):.3g}"
+    assert any("attention_backward" in name for name in run.kernels)
+    return run
+
+
+@FLOATS
+@pytest.mark.parametrize("size", [1, 2, 7, 8, 16, 33, 64, 80, 96, 128, 129])
+def test_head_sizes(machine, size, dtype):
+    attend(machine, 2, 2, 9, 13, size, dtype)
+
+
+@FLOATS
+@pytest.mark.parametrize("layout", ["heads first", "positions first"])
+@pytest.mark.parametrize("lengths", [(1, 1), (1, 7), (5, 1), (64, 64), (65, 64), (63, 300), (130, 257), (257, 31)], ids=str)
+def test_lengths_with_and_without_causality(machine, lengths, layout, dtype):
+    for causal in (False, True):
+        attend(machine, 1, 2, *lengths, 16, dtype, causal, layout=layout)
+
+
+@FLOATS
+@pytest.mark.parametrize("shape", [(2, 3, 20, 30), (20, 30), (2, 1, 1, 30), (1, 3, 20, 1)], ids=str)
+def test_bias_that_broadcasts(machine, shape, dtype):
+    attend(machine, 2, 3, 20, 30, 16, dtype, bias=torch.randn(shape))
+
+
+@FLOATS
+def test_rows_without_any_visible_key(machine, dtype):
+    mask = torch.zeros(20, 30)
+    mask[3], mask[:, 5] = float("-inf"), float("-inf")
+    attend(machine, 2, 3, 20, 30, 16, dtype, bias=mask)
+    late = torch.zeros(2, 1, 70, 300)  # a whole block of keys is hidden before the first visible one
+    late[1, :, :, :260] = float("-inf")
+    attend(machine, 2, 2, 70, 300, 16, dtype, bias=late)
+
+
+def test_scale_heads_and_half_precision(machine):
+    attend(machine, 3, 4, 70, 70, 64, torch.float32, True, layout="positions first", scale=0.3)
+    attend(machine, 2, 2, 9, 13, 16, torch.float16, True)
+
+
+def test_large_scores_do_not_overflow(machine):
+    q, k, v = (torch.randn(1, 1, 20, 8) * s for s in (300, 300, 1))
+    machine.check(F.scaled_dot_product_attention, q, k, v, tolerance=1e-3)
+
+
+def test_keys_shared_by_query_heads(machine):
+    q, k, v = torch.randn(2, 6, 20, 16), torch.randn(2, 2, 20, 16), torch.randn(2, 2, 20, 16)
+
+    def f(q, k, v):
+        q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return out.detach(), *torch.autograd.grad(out.square().sum(), (q, k, v))
+
+    machine.check(f, q, k, v, tolerance=2e-5)
+
+
+def test_maps_join_the_store(machine):
+    """The usual transposition and reshape behind attention write from its kernel."""
+    x = [torch.randn(2, 4, 20, 16) for _ in range(3)]
+    f = lambda q, k, v: F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(2, 20, 64) * 2  # noqa: E731
+    assert len(machine.check(f, *x, tolerance=1e-5).kernels) == 1
