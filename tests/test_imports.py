@@ -19,7 +19,7 @@ HEAVY = ("torch", "numpy", "llvmlite", "xdsl", "safetensors")
 # From the top down; a package may import those of a later line, and its own.
 LAYERS = [
     {"cli"},
-    {"recipes"},
+    {"recipes", "bench"},
     {"studio", "analyzer", "migrate", "hub"},
     {"scheduler"},
     {"comm"},

@@ -6,6 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from luban.errors import UnsupportedOperatorError
+
 NEAR = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 FLOATS = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 
@@ -49,7 +51,9 @@ def attend(machine, b, h, queries, keys, size, dtype, causal=False, bias=None, l
     for name, g, w in zip(("out", "dq", "dk", "dv"), run(*args), want, strict=True):
         assert g.dtype is dtype
         off = float((g.double() - w).abs().max())  # what should be 0 may be a rounding error
-        assert off <= NEAR[dtype] / 4 or machine.error(g, w) <= NEAR[dtype], f"{name} is off by {machine.error(g, w):.3g}"
+        assert off <= NEAR[dtype] / 4 or machine.error(g, w) <= NEAR[dtype], (
+            f"{name} is off by {machine.error(g, w):.3g}"
+        )
     assert any("attention_backward" in name for name in run.kernels)
     return run
 
@@ -62,7 +66,9 @@ def test_head_sizes(machine, size, dtype):
 
 @FLOATS
 @pytest.mark.parametrize("layout", ["heads first", "positions first"])
-@pytest.mark.parametrize("lengths", [(1, 1), (1, 7), (5, 1), (64, 64), (65, 64), (63, 300), (130, 257), (257, 31)], ids=str)
+@pytest.mark.parametrize(
+    "lengths", [(1, 1), (1, 7), (5, 1), (64, 64), (65, 64), (63, 300), (130, 257), (257, 31)], ids=str
+)
 def test_lengths_with_and_without_causality(machine, lengths, layout, dtype):
     for causal in (False, True):
         attend(machine, 1, 2, *lengths, 16, dtype, causal, layout=layout)
@@ -87,6 +93,12 @@ def test_rows_without_any_visible_key(machine, dtype):
 def test_scale_heads_and_half_precision(machine):
     attend(machine, 3, 4, 70, 70, 64, torch.float32, True, layout="positions first", scale=0.3)
     attend(machine, 2, 2, 9, 13, 16, torch.float16, True)
+
+
+def test_double_precision_is_refused(machine):
+    q = torch.randn(1, 2, 9, 8, dtype=torch.float64)
+    with pytest.raises(UnsupportedOperatorError, match="attention in float64"):
+        machine.compile(F.scaled_dot_product_attention, (q, q, q))
 
 
 def test_large_scores_do_not_overflow(machine):

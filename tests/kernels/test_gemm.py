@@ -32,7 +32,13 @@ def matrix(layout, rows, columns, dtype):
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_sizes_and_layouts(machine, size, dtype):
     m, n, k = size
-    for left, right in (("rows", "rows"), ("columns", "rows"), ("rows", "columns"), ("columns", "columns"), ("second", "gaps")):
+    for left, right in (
+        ("rows", "rows"),
+        ("columns", "rows"),
+        ("rows", "columns"),
+        ("columns", "columns"),
+        ("second", "gaps"),
+    ):
         a, b = matrix(left, m, k, dtype), matrix(right, k, n, dtype)
         run = machine.check(torch.mm, a, b, tolerance=FLOAT[dtype])
         assert all("contract" in name for name in run.kernels[-1:])
@@ -65,7 +71,9 @@ def test_vectors_and_one_matrix_as_both_operands(machine, dtype):
     machine.check(f, a, v, tolerance=FLOAT[dtype])
 
 
-@pytest.mark.parametrize("shapes", [((9, 0), (0, 5)), ((0, 4), (4, 5)), ((3, 4), (4, 0)), ((0, 3, 4), (0, 4, 5))], ids=str)
+@pytest.mark.parametrize(
+    "shapes", [((9, 0), (0, 5)), ((0, 4), (4, 5)), ((3, 4), (4, 0)), ((0, 3, 4), (0, 4, 5))], ids=str
+)
 def test_nothing_to_multiply(machine, shapes):
     machine.check(lambda a, b: (a @ b + 1, a @ b), *(torch.randn(s) for s in shapes))
 

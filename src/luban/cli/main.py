@@ -36,6 +36,7 @@ COMMANDS = {
     "doctor": "check the installation, the chip and the optional parts",
     "train": "train a recipe",
     "recipes": "list the recipes",
+    "bench": "measure Luban beside eager and Inductor",
     "targets": "list the chips that Luban compiles for",
     "ir": "print, transform, verify and interpret an IR file",
     "cache": "look at the cache of compiled programs, or clear it",

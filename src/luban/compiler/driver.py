@@ -121,10 +121,12 @@ def emit_text(
     checks = NanChecks(places, detect_nan)
     first = checks.of_inputs(func, metadata)
     dims = tuple(symbol(s) for s in metadata["symbols"])
+    fallible = {low.kernel.sym_name.data for low in kernels.unique.values() if _may_fail(low)}
     for number, (lowered, inputs, outputs) in enumerate(kernels.calls):
         where = [places[v] for v in (*inputs, *outputs)]
         where += [places[(number, w)] for w in range(len(lowered.workspaces))]
-        calls.append(Call(lowered.kernel.sym_name.data, tuple(where), dims, checks.of_call(number, outputs)))
+        kernel = lowered.kernel.sym_name.data
+        calls.append(Call(kernel, tuple(where), dims, checks.of_call(number, outputs), kernel in fallible))
     emit_entry(module, calls, metadata["symbols"], first=first)
     arena = plan_arena(lives)
     meta: dict[str, Any] = {
@@ -143,6 +145,11 @@ def emit_text(
     if detect_nan:
         meta["nan_checks"] = checks.described
     return Emitted(module.text(), meta)
+
+
+def _may_fail(lowered: Lowered) -> bool:
+    """Whether a kernel checks indices."""
+    return any(op.name == "tile.check" for op in lowered.kernel.walk())
 
 
 def _plain(dim: Dim) -> int | str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import f32
+from xdsl.dialects.builtin import f32, f64
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from luban.compiler.ir.attributes import Access
@@ -39,7 +39,9 @@ class Problem:
 
 
 def problem_of(op: Operation) -> Problem:
-    """The problem of an attention operation. Raises UnsupportedOperatorError for a symbolic head size."""
+    """The problem of an attention operation. Raises UnsupportedOperatorError for a symbolic head size and for float64."""
+    if op.operands[1].type.dtype == f64:  # type: ignore[attr-defined]
+        raise UnsupportedOperatorError([f"{op.name} in float64, since its kernels accumulate in float32"])
     batch, heads, queries, keys, size = op.properties["domain"].data  # type: ignore[union-attr]
     if not isinstance(size, int):
         raise UnsupportedOperatorError([f"{op.name} with the symbolic head size {size}"])

@@ -33,7 +33,9 @@ def wide():
 
 def worst(a, b):
     """The largest difference between two lists of tensors."""
-    return max(float((x.detach().double() - y.detach().double()).abs().max()) for x, y in zip(a, b, strict=True) if x.numel())
+    return max(
+        float((x.detach().double() - y.detach().double()).abs().max()) for x, y in zip(a, b, strict=True) if x.numel()
+    )
 
 
 def states(model):
@@ -341,7 +343,7 @@ def test_a_second_process_state_hits_the_cache():
 
 def test_bad_options_and_bad_data():
     x = torch.randn(5, 3)
-    with pytest.raises(ConfigError, match='fallback="?\'?no'):
+    with pytest.raises(ConfigError, match="fallback=\"?'?no"):
         luban.compile(mlp(), fallback="no")
     with pytest.raises(ConfigError, match="no option 'falback'"):
         torch.compile(lambda x: x + 1, backend="luban", options={"falback": "error"})(x)

@@ -13,7 +13,9 @@ LIVES = st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 20), st.integers
 
 
 @settings(max_examples=200, deadline=None, derandomize=True, database=None)
-@given(LIVES, st.lists(st.tuples(st.integers(1, 3), st.integers(0, 20), st.integers(0, 8)), max_size=6), st.integers(1, 99))
+@given(
+    LIVES, st.lists(st.tuples(st.integers(1, 3), st.integers(0, 20), st.integers(0, 8)), max_size=6), st.integers(1, 99)
+)
 def test_what_lives_at_the_same_time_shares_no_bytes(fixed, symbolics, n):
     lives = [Life(size, first, first + more) for size, first, more in fixed]
     lives += [Life(symbolic.symbol("n") * factor, first, first + more) for factor, first, more in symbolics]
@@ -36,7 +38,9 @@ def test_equal_groups_share_a_kernel_and_others_do_not(machine):
     x, w = torch.randn(6, 8), [torch.randn(8, 8) for _ in range(4)]
     run = machine.check(lambda x, *w: (x @ w[0]).relu() @ w[1].relu() + (x @ w[2]).relu() @ w[3].relu(), x, *w)
     assert len(set(run.kernels)) < len(run.kernels)
-    twice = machine.check(lambda a, b: ((a - b).softmax(1), (b - a).softmax(1), (a + b).softmax(1)), x, torch.randn(6, 8))
+    twice = machine.check(
+        lambda a, b: ((a - b).softmax(1), (b - a).softmax(1), (a + b).softmax(1)), x, torch.randn(6, 8)
+    )
     assert len(set(twice.kernels)) >= 2 or len(twice.kernels) == 1
 
 

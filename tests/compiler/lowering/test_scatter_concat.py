@@ -18,7 +18,9 @@ def test_concatenation(machine, axis):
 
 def test_concatenation_of_windows_and_nothing(machine):
     x = torch.randn(6, 8)
-    machine.check(lambda x: (torch.cat([x.t()[:3], x.t()[5:]], 0), torch.cat([x[:0], x, x[2:3]]), torch.stack([x, x])), x)
+    machine.check(
+        lambda x: (torch.cat([x.t()[:3], x.t()[5:]], 0), torch.cat([x[:0], x, x[2:3]]), torch.stack([x, x])), x
+    )
 
 
 @pytest.mark.parametrize("rows,width", [(1, 1), (5, 3), (50, 64), (50, 65), (300, 384)])

@@ -216,7 +216,9 @@ def verify(machine, seed, dtype, tolerance, pipelines):
             off = float((g.double() - w).abs().nan_to_num(0).max()) if g.numel() else 0.0
             error, own = machine.error(g, w), machine.error(e, w)
             near = off <= tolerance and error != float("inf")  # a result that should be 0 and is nearly so
-            assert near or error <= max(tolerance, 10 * own), f"{pipeline}: output {k} is off by {error}, eager by {own}"
+            assert near or error <= max(tolerance, 10 * own), (
+                f"{pipeline}: output {k} is off by {error}, eager by {own}"
+            )
 
 
 fixed = functools.partial(settings, deadline=None, derandomize=True, database=None)

@@ -58,7 +58,8 @@ def _split_points(gm: GraphModule, outside: set[Node]) -> dict[Node, int]:
 
     What takes a tuple apart stays with the operator that made it, so that only tensors and sizes go from part to part.
     """
-    number, last, parts = 0, False, {}
+    number, last = 0, False
+    parts: dict[Node, int] = {}
     away = set(outside)
     for node in gm.graph.nodes:
         if node.target is operator.getitem and node.args[0] in away:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from luban.compiler.codegen.llvm.dims import emit_dim
 from luban.compiler.codegen.llvm.emitter import Function, Module
-from luban.compiler.codegen.llvm.nan_checks import NanCheck, emit_checks
+from luban.compiler.codegen.llvm.nan_checks import STATUS_AT, NanCheck, emit_checks
 from luban.symbolic import Dim
 
 ENTRY = "luban_entry"
@@ -27,12 +27,14 @@ class Call:
     pointers  its buffers: ("arg", i, byte offset) in the caller's argument i, ("temp", j, byte offset) in temporary j
     dims      values of its symbols, in its own order, as dims over the program's symbols
     checks    what is searched for a NaN after it
+    fallible  whether it may meet bad data; the program then stops behind it, before anything more is overwritten
     """
 
     kernel: str
     pointers: tuple[Operand, ...]
     dims: tuple[Dim, ...] = ()
     checks: tuple[NanCheck, ...] = ()
+    fallible: bool = False
 
 
 def emit_entry(
@@ -56,9 +58,20 @@ def emit_entry(
         fn.call("void", f"@{_STAMP}", [("ptr", stamps), ("i64", str(2 * number))])
         fn.call("void", f"@{call.kernel}", [*arguments, ("ptr", "%rt")])
         fn.call("void", f"@{_STAMP}", [("ptr", stamps), ("i64", str(2 * number + 1))])
+        if call.fallible and number + 1 < len(calls):
+            _stop_on_bad_data(fn)
         emit_checks(fn, call.checks, values, lambda place: _pointer(fn, place, values))
     fn.emit("ret void")
     module.add(fn)
+
+
+def _stop_on_bad_data(fn: Function) -> None:
+    status = fn.op(f"load ptr, ptr {fn.op(f'getelementptr i8, ptr %rt, i64 {STATUS_AT}')}, align 8")
+    bad, good = fn.new_block("bad"), fn.new_block("good")
+    fn.branch_if(fn.op(f"icmp ne i64 {fn.op(f'load i64, ptr {status}, align 8')}, 0"), bad, good)
+    fn.place(bad)
+    fn.emit("ret void")
+    fn.place(good)
 
 
 def _element(fn: Function, ty: str, array: str, index: int) -> str:

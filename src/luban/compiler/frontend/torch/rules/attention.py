@@ -24,8 +24,6 @@ def _checked(q: View, k: View, v: View, dropout: float) -> tuple[Dim, ...]:
     """The domain (batch, heads, query length, key length, head size)."""
     if dropout:
         raise Unsupported("dropout, which torch's own decomposition replaces")
-    if q.dtype is torch.float64:
-        raise Unsupported("dtype float64, which the kernels do not accumulate in")
     if q.shape[-1] != v.shape[-1]:
         raise Unsupported("values of another size than the queries'")
     return q.shape[0], q.shape[1], q.shape[2], k.shape[2], q.shape[3]

@@ -1,0 +1,48 @@
+"""`luban bench NAME`: measures Luban beside its peers."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from typing import Any
+
+from luban.bench import BENCHES
+from luban.cli import output
+from luban.cli.main import add_json
+from luban.cli.progress import Progress
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """One subcommand a bench."""
+    choices = parser.add_subparsers(dest="bench", metavar="NAME", required=True)
+    for bench in BENCHES.values():
+        own = choices.add_parser(bench.name, help=bench.measures, description=bench.measures, allow_abbrev=False)
+        importlib.import_module(bench.module).configure(own)
+        add_json(own)
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """{"bench", "machine", "rows", "summary"}; every ratio above 1 means that Luban is better."""
+    opened: list[Progress] = []
+
+    def progress(total: int) -> Progress:
+        opened.append(Progress(args.bench, total))
+        return opened[-1]
+
+    try:
+        return importlib.import_module(BENCHES[args.bench].module).run(args, progress)
+    finally:
+        for one in opened:
+            one.close()
+
+
+def text(result: dict[str, Any]) -> str:
+    """The table, what failed, the summary and the machine."""
+    lines = [output.columns(importlib.import_module(BENCHES[result["bench"]].module).table(result)), ""]
+    for row in result["rows"]:
+        for name, found in row.items():
+            if isinstance(found, dict) and "error" in found:
+                lines.append(f"{row['model']} {row['dtype']}, {name}: {found['error']}")
+    known = [(name.replace("_", " "), f"{value:.2f}") for name, value in result["summary"].items() if value is not None]
+    lines += [output.columns(known), "", ", ".join(f"{k} {v}" for k, v in result["machine"].items())]
+    return "\n".join(lines) + "\nratios above 1 mean that Luban is better"
