@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.luban-setup
 
-.PHONY: help setup train test lint bench clean
+.PHONY: help setup train test lint bench docs clean
 
 help: ## this list
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -30,6 +30,9 @@ lint: setup ## ruff and mypy
 bench: setup ## compile time, then step time of four models, Luban beside eager and Inductor
 	$(BIN)/luban bench compile
 	$(BIN)/luban bench models
+
+docs: setup ## run every example of the documentation
+	$(BIN)/python -m pytest --timeout=300 tests/test_docs.py
 
 clean: ## remove the virtual environment and caches
 	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info

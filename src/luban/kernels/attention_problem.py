@@ -49,6 +49,19 @@ def problem_of(op: Operation) -> Problem:
     return Problem(batch, heads, queries, keys, size, scale, causal)
 
 
+def _at_most(length: Dim, block: int) -> int:
+    """The block, or the whole length where it is shorter."""
+    return max(1, min(block, length)) if isinstance(length, int) else block
+
+
+def _even_blocks(length: Dim, block: int) -> int:
+    """About `block`, such that a known length falls into blocks of one size."""
+    if not isinstance(length, int):
+        return block
+    blocks = max(1, round(length / block))
+    return max(1, -(-length // blocks))
+
+
 class AttentionWriter(Evaluator):
     """The group's buffers, and the helpers that both kernels use. A task is one head of one batch entry."""
 
@@ -66,16 +79,12 @@ class AttentionWriter(Evaluator):
         self.request, self.op, self.problem = request, first, problem_of(first)
         self.accesses: list[Access] = list(first.properties["accesses"].data)  # type: ignore[union-attr]
         self.dtype: Attribute = first.operands[1].type.dtype  # type: ignore[attr-defined]
-        keys = self.problem.keys
-        self.key_block = min(KEY_BLOCK, keys) if isinstance(keys, int) else KEY_BLOCK
-        queries = self.problem.queries
-        blocks = max(1, round(queries / QUERY_BLOCK)) if isinstance(queries, int) else 0
-        self.query_block = max(1, -(-queries // blocks)) if blocks else QUERY_BLOCK  # type: ignore[operator]
+        self.key_block = _at_most(self.problem.keys, KEY_BLOCK)
+        self.query_block = _even_blocks(self.problem.queries, QUERY_BLOCK)
         tile = register_tile(request.target, self.dtype)
-        self.tile: RegisterTile = fit(
-            tile, request.target, self.problem.size
-        )  # of products with as many columns as features
-        self.score_tile: RegisterTile = fit(tile, request.target, self.key_block)  # of products of queries and keys
+        # one tile for products with as many columns as features, one for those of queries and keys
+        self.tile: RegisterTile = fit(tile, request.target, self.problem.size)
+        self.score_tile: RegisterTile = fit(tile, request.target, self.key_block)
 
     def lowered(self, flops: Dim) -> Lowered:
         """The finished kernel."""

@@ -52,7 +52,7 @@ class Program:
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor of a call plan: dtype name, sizes, strides in elements, bytes of its memory, and the element of it that comes first."""
+    """A tensor of a call plan: dtype name, sizes, strides in elements, bytes of its memory, and its first element there."""
 
     dtype: str
     shape: tuple[int, ...]
