@@ -7,14 +7,17 @@ parameters, buffers and optimizer state are assigned to their old memory inside 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch._dispatch.python import enable_python_dispatcher
+from torch._subclasses import FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from luban.compiler.frontend.compile_fx import CompiledGraph, compile_fx
+from luban.compiler.frontend.dynamic_step import Guards, dynamic_dims, fake_arguments, guards_of
 from luban.compiler.frontend.optimizers import rule_for, structure
 from luban.compiler.frontend.step_errors import step_errors
 from luban.compiler.frontend.torch.decompositions import table
@@ -45,7 +48,7 @@ class TrainStep:
         self.steps = self._count_steps()
         self._modules = list(model.modules())
         self._trainable = self._read_trainable()
-        self._programs: dict[Any, CompiledGraph] = {}
+        self._programs: dict[Any, list[tuple[Guards | None, CompiledGraph]]] = {}
         self._late: set[str] = set()  # parameters whose state begins after the others'
 
     def _read_trainable(self) -> tuple[bool, ...]:
@@ -77,12 +80,10 @@ class TrainStep:
     def __call__(self, *inputs: Any) -> torch.Tensor:
         key = self._signature(inputs)
         count = self._steps_made() + 1
-        program = self._programs.get(key)
-        if program is None:
-            program = self._programs[key] = self._compile(inputs)
+        tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
+        program = self._find(key, tensors) or self._compile(key, inputs)
         hyper = [number for group, _ in self.groups for number in self.rule.hyper(group, count)]
         state = self._state()
-        tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
         values = [
             *self.parameters.values(),
             *self.buffers.values(),
@@ -150,13 +151,22 @@ class TrainStep:
                 else:
                     held["step"] = torch.tensor(float(self.steps))
 
-    def _compile(self, inputs: Sequence[Any]) -> CompiledGraph:
-        with step_errors(inputs):
-            graph, assigned = self._trace(inputs)
-            return compile_fx(graph, self.target, "train_step", assigned=assigned, detect_nan=self.detect_nan)
+    def _find(self, key: Any, tensors: Sequence[torch.Tensor]) -> CompiledGraph | None:
+        """A program for inputs like these; one with open sizes if what it took for granted holds."""
+        for guards, program in self._programs.get(key, ()):
+            if guards is None or guards.hold(tensors):
+                return program
+        return None
 
-    def _trace(self, inputs: Sequence[Any]) -> tuple[GraphModule, dict[int, int]]:
-        """The step as a functional ATen graph, and which output is assigned to which input."""
+    def _compile(self, key: Any, inputs: Sequence[Any]) -> CompiledGraph:
+        with step_errors(inputs):
+            graph, assigned, guards = self._trace(inputs)
+            program = compile_fx(graph, self.target, "train_step", assigned=assigned, detect_nan=self.detect_nan)
+        self._programs.setdefault(key, []).append((guards, program))
+        return program
+
+    def _trace(self, inputs: Sequence[Any]) -> tuple[GraphModule, dict[int, int], Guards | None]:
+        """The step as a functional ATen graph, which output is assigned to which input, and what open sizes must fulfil."""
         parameters, buffers, state = list(self.parameters.values()), list(self.buffers.values()), self._state()
         hyper = torch.zeros(sum(len(self.rule.hyper(g, 1)) for g, _ in self.groups), dtype=torch.float64)
         tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
@@ -167,11 +177,15 @@ class TrainStep:
             outputs, targets[:] = self._one_step(list(flat), inputs)
             return outputs
 
-        graph = _traced(step, arguments)
+        mode = None
+        if any(dynamic_dims(x) and x.is_contiguous() for x in tensors):
+            mode, arguments = fake_arguments(arguments, tensors)
+        graph = _traced(step, arguments, mode)
         if any(_mutates(node) for node in graph.graph.nodes):
-            graph = _traced(torch.func.functionalize(graph, remove="mutations_and_views"), arguments)
+            graph = _traced(torch.func.functionalize(graph, remove="mutations_and_views"), arguments, mode)
         kept = _drop_unchanged(graph, targets)
-        return graph, {1 + i: at for i, at in enumerate(kept)}
+        guards = guards_of(mode, arguments, len(arguments) - len(tensors)) if mode is not None else None
+        return graph, {1 + i: at for i, at in enumerate(kept)}, guards
 
     def _one_step(self, flat: list[torch.Tensor], inputs: Sequence[Any]) -> tuple[list[torch.Tensor], list[int]]:
         """What is traced: outputs are the loss and the new values; with each new value comes the input that it replaces."""
@@ -254,6 +268,9 @@ def clip(gradients: dict[str, torch.Tensor], max_norm: float) -> dict[str, torch
 
 def _described(i: int, value: Any) -> Any:
     if isinstance(value, torch.Tensor):
+        dims = dynamic_dims(value)
+        if dims and value.is_contiguous():
+            return tuple(None if d in dims else n for d, n in enumerate(value.shape)), value.dtype, dims
         return value.shape, value.dtype, value.stride()
     try:
         hash(value)
@@ -264,12 +281,12 @@ def _described(i: int, value: Any) -> Any:
     return type(value), value
 
 
-def _traced(function: Callable, arguments: Sequence[torch.Tensor]) -> GraphModule:
-    """The function as a graph of operators that have import rules."""
-    with enable_python_dispatcher(), torch.enable_grad():
-        return make_fx(function, decomposition_table=table(), tracing_mode="fake", _allow_non_fake_inputs=True)(
-            *arguments
-        )
+def _traced(function: Callable, arguments: Sequence[torch.Tensor], mode: FakeTensorMode | None) -> GraphModule:
+    """The function as a graph of operators that have import rules; with a mode, the arguments are its fake tensors."""
+    kind = "fake" if mode is None else "real"
+    trace = make_fx(function, decomposition_table=table(), tracing_mode=kind, _allow_non_fake_inputs=True)
+    with enable_python_dispatcher(), torch.enable_grad(), mode or nullcontext():
+        return trace(*arguments)
 
 
 def _drop_unchanged(graph: GraphModule, targets: Sequence[int]) -> list[int]:
