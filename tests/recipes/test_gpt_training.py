@@ -211,3 +211,17 @@ def test_the_report_for_people(tiny, capsys):
     out, err = capsys.readouterr()
     assert "tokens/s" in out and "sample:" in out and tiny.run_dir in out and "3/3" in err
     assert main(["train", "gpt", "--resume", "--out", tiny.run_dir]) == 0
+
+
+def test_luban_follows_eager_step_by_step_and_resumes(tiny, tmp_path):
+    eager = changed(tiny, steps=50, width=32, dtype="float32", checkpoint_every=25, run_dir=str(tmp_path / "eager"))
+    ours = changed(eager, backend="luban", run_dir=str(tmp_path / "luban"))
+    train(eager, Silent)
+    report = train(ours, Silent)
+    want, got = losses(eager.run_dir), losses(ours.run_dir)
+    assert want.keys() == got.keys() and max(want) == 50
+    assert all(abs(want[s] - got[s]) < 1e-3 for s in want), "equal to 1e-3 up to step 50"
+    assert report["loss_last"] < report["loss_first"] - 1
+    shutil.rmtree(tmp_path / "luban" / "checkpoints" / "step-00000050")
+    train(changed(ours, resume=True), Silent)
+    assert losses(ours.run_dir) == got, "a resumed run repeats the losses exactly"
