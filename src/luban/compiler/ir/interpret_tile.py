@@ -169,16 +169,26 @@ def _lanes(machine: Machine, op: tile.ForOp, begin: int, end: int, init: list[An
     kinds = [c.data for c in op.combines]
     machine.lanes = (end - begin, *outer)
     machine.values[arguments[0]] = np.arange(begin, end, dtype=np.int64).reshape(-1, *[1] * len(outer))
-    for argument, kind in zip(arguments[1:], kinds, strict=False):
-        machine.values[argument] = conform(identity(kind, argument.type), argument.type)
+    unsigned = [getattr(v.owner, "name", "") in _UNSIGNED for v in op.body.block.last_op.operands]  # type: ignore[union-attr]
+    for argument, kind, plain in zip(arguments[1:], kinds, unsigned, strict=True):
+        start = {"max": 0, "min": -1}[kind] if plain else identity(kind, argument.type)
+        machine.values[argument] = conform(start, argument.type)
     partial = [np.broadcast_to(v, machine.lanes) for v in machine.block(op.body.block)]
     machine.lanes = outer
-    return [combine_lanes(k, i, p, r.type) for k, i, p, r in zip(kinds, init, partial, op.outs, strict=False)]
+    found = zip(kinds, init, partial, op.outs, unsigned, strict=True)
+    return [combine_lanes(k, i, p, r.type, u) for k, i, p, r, u in found]
 
 
-def combine_lanes(kind: str, init: Any, partial: np.ndarray, element: Attribute) -> np.ndarray:
+_UNSIGNED = ("arith.maxui", "arith.minui")  # a body that ends with one of them compares without sign
+
+
+def combine_lanes(kind: str, init: Any, partial: np.ndarray, element: Attribute, unsigned: bool = False) -> np.ndarray:
     """init and the first axis of partial results combined; floats in float64, rounded once."""
     wide = np.float64 if is_float(element) else numpy_dtype(element)
+    if unsigned:
+        bits = np.dtype(f"u{np.dtype(wide).itemsize}")
+        reduced = COMBINE[kind].reduce(partial.astype(wide).view(bits), axis=0)
+        return COMBINE[kind](np.asarray(init).astype(wide).view(bits), reduced).view(wide)
     with np.errstate(all="ignore"):
         ufunc = COMBINE[kind] if numpy_dtype(element) != np.bool_ else _COMBINE_BOOL[kind]
         reduced = ufunc.reduce(partial.astype(wide), axis=0, dtype=wide)
