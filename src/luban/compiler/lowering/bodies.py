@@ -148,7 +148,7 @@ def _copy_widening(b: KernelBuilder, op: Operation, operands: list[SSAValue], in
     """Widens a value again that this kernel computed wider: the exact value serves (what is stored is rounded).
 
     Eager rounds to bfloat16 after every operation because it must store; within a kernel that costs three instructions
-    an operation (12.9 against 3.4 ms for GPT-2's GELU gradients) and precision.
+    an operation (GPT-2's kernels in bfloat16: 275 ms a step with all roundings, 262 without) and precision.
     """
     exact = b.unrounded.get(operands[0])
     return exact if exact is not None and exact.type == op.results[0].type else _copy_plain(b, op, operands, index)
