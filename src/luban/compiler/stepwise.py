@@ -38,7 +38,7 @@ class TiledIR:
     """
 
     problem: matmul.Matmul
-    tile_size: int
+    tile_size: int | None
     target: Target
     graph: ModuleOp
     tile: ModuleOp
@@ -46,7 +46,8 @@ class TiledIR:
     function: graph.FuncOp
 
     def __repr__(self) -> str:
-        return f"<tiled IR of {_said(self.problem)}, blocks of {self.tile_size}, for {self.target.name}>"
+        blocks = "the chip's blocks" if self.tile_size is None else f"blocks of {self.tile_size}"
+        return f"<tiled IR of {_said(self.problem)}, {blocks}, for {self.target.name}>"
 
     def __str__(self) -> str:
         return to_text(self.tile)
@@ -84,14 +85,14 @@ class TiledIR:
             )
 
 
-def generate_tiled_ir(a: Any, b: Any, tile_size: int = 128) -> TiledIR:
+def generate_tiled_ir(a: Any, b: Any, tile_size: int | None = None) -> TiledIR:
     """The tiled IR of A @ B for two torch tensors, NumPy arrays or (shape, dtype) pairs; only shapes and dtypes are read.
 
-    tile_size: side of the cache blocks, in rows, columns and values of k. Scheduling for a chip rounds it up to that
-    chip's register tile. Raises ConfigError, in one sentence, for operands or a tile size that cannot work.
+    tile_size: side of the cache blocks, in rows, columns and values of k, which scheduling for a chip rounds up to that
+    chip's register tile; None derives the blocks from the chip's caches, which is faster. Raises ConfigError, in one sentence, for operands or a tile size that cannot work.
     """
-    if isinstance(tile_size, bool) or not isinstance(tile_size, int) or tile_size < 1:
-        raise ConfigError(f"tile_size is {tile_size!r}; pass a whole number of at least 1")
+    if tile_size is not None and (isinstance(tile_size, bool) or not isinstance(tile_size, int) or tile_size < 1):
+        raise ConfigError(f"tile_size is {tile_size!r}; pass a whole number of at least 1, or None")
     problem = matmul.matmul_of(a, b)
     return _lowered(problem, matmul.graph_module(problem), tile_size, PORTABLE)
 
@@ -122,7 +123,7 @@ def compile_to_binary(optimized: TiledIR) -> Binary:
     return Binary(optimized, emitted.metadata, compile_module(emitted.text, target))
 
 
-def _lowered(problem: matmul.Matmul, module: ModuleOp, tile_size: int, target: Target) -> TiledIR:
+def _lowered(problem: matmul.Matmul, module: ModuleOp, tile_size: int | None, target: Target) -> TiledIR:
     fused = module.clone()
     run(fused, GRAPH_PIPELINE)
     function = next(op for op in fused.body.block.ops if isinstance(op, graph.FuncOp))
