@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from xdsl.dialects.builtin import IntAttr, StringAttr
-from xdsl.ir import Block, Region, SSAValue
+from xdsl.dialects.builtin import IntAttr, StringAttr, UnitAttr
+from xdsl.ir import Attribute, Block, Region, SSAValue
 
 from luban.compiler.ir import tile
 from luban.compiler.ir.attributes import INDEX, Dims
@@ -56,6 +56,17 @@ def panel_elements(t: RegisterTile, panel: int, count: int, k: int) -> int:
     return -(-count // panel) * panel * -(-k // t.k_multiple) * t.k_multiple
 
 
+@dataclass(frozen=True)
+class Passes:
+    """How a dot goes through k and its tiles: see tile.DotOp for `partial`, `depth` and `order`."""
+
+    partial: SSAValue | None = None
+    depth: int | None = None
+    order: str = "columns"
+    keeps: bool = False
+    resumes: bool = False
+
+
 def dot(
     b: KernelBuilder,
     t: RegisterTile,
@@ -63,15 +74,18 @@ def dot(
     right: Matrix,
     extents: tuple[SSAValue, SSAValue, SSAValue],
     body: Callable[[SSAValue, SSAValue, SSAValue], None],
+    passes: Passes = Passes(),
 ) -> None:
     """left (m x k) times right (k x n, given as n rows): `body(sum, i, j)` writes what becomes of each result."""
     block = Block(arg_types=[t.accumulator, INDEX, INDEX])
     with b.inside(block):
-        body(*block.args)
+        if not passes.keeps:
+            body(*block.args)
         b.insert(tile.YieldOp.create())
+    partial = [] if passes.partial is None else [passes.partial]
     b.insert(
         tile.DotOp.create(
-            operands=[left.buffer, left.base, right.buffer, right.base, *extents],
+            operands=[left.buffer, left.base, right.buffer, right.base, *extents, *partial],
             properties={
                 "a_strides": Dims((left.outer, left.k)),
                 "b_strides": Dims((right.outer, right.k)),
@@ -82,10 +96,23 @@ def dot(
                 "rows": IntAttr(t.mr),
                 "columns": IntAttr(t.nr),
                 **_panel_properties(t),
+                **_pass_properties(passes),
             },
             regions=[Region(block)],
         )
     )
+
+
+def _pass_properties(passes: Passes) -> dict[str, Attribute]:
+    said: dict[str, Attribute] = {}
+    if passes.depth is not None:
+        said["depth"] = IntAttr(passes.depth)
+    if passes.order != "columns":
+        said["order"] = StringAttr(passes.order)
+    for name in ("keeps", "resumes"):
+        if getattr(passes, name):
+            said[name] = UnitAttr()
+    return said
 
 
 def _panel_properties(t: RegisterTile) -> dict[str, IntAttr]:

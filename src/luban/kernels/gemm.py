@@ -7,7 +7,8 @@ the output in registers over a whole block of K.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from xdsl.dialects import arith
@@ -19,10 +20,14 @@ from luban.compiler.lowering.evaluator import Evaluator
 from luban.compiler.lowering.registry import Lowered, Request
 from luban.compiler.lowering.schedule import merge_axes, place_group
 from luban.compiler.passes.graph.grouping import Group
-from luban.kernels.dot_writer import Matrix, dot, pack_a, pack_b, panel_elements
+from luban.kernels.dot_writer import Matrix, Passes, dot, pack_a, pack_b, panel_elements
 from luban.kernels.gemm_blocks import with_blocks
 from luban.kernels.gemm_schedule import GemmSchedule, Shape, choose
 from luban.symbolic import Dim, floordiv, product
+
+
+# rows or columns of a task: the first, how many, how many at most, how many at a time
+Span = tuple[SSAValue, SSAValue, int, int]
 
 
 @dataclass(frozen=True)
@@ -71,6 +76,14 @@ def lower(request: Request) -> Lowered:
     )
 
 
+def _rounded(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
+
+
+def _pieces(size: Dim, piece: int) -> Dim:
+    return floordiv(size + (piece - 1), piece)
+
+
 def problem_of(op: Operation) -> Problem:
     """The sizes and strides of a normalised contraction."""
     domain: tuple[Dim, ...] = op.properties["domain"].data  # type: ignore[union-attr]
@@ -110,59 +123,99 @@ class _Gemm(Evaluator):
     # ---- tasks
 
     def emit(self) -> None:
+        """A task is a block of C, which it works through column block by column block and row block by row block."""
         b, p, s = self.b, self.problem, self.schedule
-        blocks_n = floordiv(p.n + (s.nc - 1), s.nc)
-        blocks_m = floordiv(p.m + (s.mc - 1), s.mc)
-        counts = [*p.batch, blocks_n, blocks_m]
+        counts = [*p.batch, _pieces(p.n, s.share_n), _pieces(p.m, s.share_m)]
         with b.loop(b.dim(0), b.dim(product(counts)), "parallel" if s.parallel else "serial") as task:
+            self.known = self.constants()
+            self._allocate()
             *batch, jb, ib = b.digits(task.index, counts)
-            j0, i0 = b.mul(jb, b.dim(s.nc)), b.mul(ib, b.dim(s.mc))
-            n = b.minimum(b.binary(arith.SubiOp, b.dim(p.n), j0), b.dim(s.nc))
-            m = b.minimum(b.binary(arith.SubiOp, b.dim(p.m), i0), b.dim(s.mc))
-            self._task(batch, i0, m, j0, n)
+            j0, i0 = b.mul(jb, b.dim(s.share_n)), b.mul(ib, b.dim(s.share_m))
+            columns = (j0, self._rest(p.n, j0, s.share_n), s.share_n, s.nc)
+            rows = (i0, self._rest(p.m, i0, s.share_m), s.share_m, s.mc)
+            for_each = self._task_packed if self._one_pass else self._task
+            for_each(batch, columns, rows)
 
-    def _task(self, batch: list[SSAValue], i0: SSAValue, m: SSAValue, j0: SSAValue, n: SSAValue) -> None:
-        b, p, s = self.b, self.problem, self.schedule
-        self.known = self.constants()
-        if isinstance(p.k, int) and p.k <= s.kc:
-            self._block_of_k(batch, i0, m, j0, n, b.dim(0), b.dim(p.k), None, True)
+    @property
+    def _one_pass(self) -> bool:
+        """Whether all of k is packed at once."""
+        return isinstance(self.problem.k, int) and self.problem.k <= self.schedule.kc
+
+    def _rest(self, size: Dim, start: SSAValue, most: int) -> SSAValue:
+        b = self.b
+        if isinstance(size, int) and size % most == 0:
+            return b.dim(most)
+        return b.minimum(b.binary(arith.SubiOp, b.dim(size), start), b.dim(most))
+
+    @contextmanager
+    def _blocks(self, span: Span) -> Iterator[tuple[SSAValue, SSAValue]]:
+        """The blocks of a share of rows or columns: where one starts and how much of it there is."""
+        start, count, share, block = span
+        b = self.b
+        if block >= share:
+            yield start, count
             return
-        partial = b.alloc(s.mc * s.nc, s.tile.accumulator)
-        self._clear(partial)
-        steps = floordiv(p.k + (s.kc - 1), s.kc) - 1
-        with b.loop(b.dim(0), b.dim(steps), "serial") as step:
-            k0 = b.mul(step.index, b.dim(s.kc))
-            self._block_of_k(batch, i0, m, j0, n, k0, b.dim(s.kc), partial, False)
-        k0 = b.dim(steps * s.kc)
-        self._block_of_k(batch, i0, m, j0, n, k0, b.binary(arith.SubiOp, b.dim(p.k), k0), partial, True)
+        more = b.add(count, b.dim(block - 1))
+        with b.loop(b.dim(0), b.binary(arith.DivUIOp, more, b.dim(block)), "serial") as step:
+            at = b.mul(step.index, b.dim(block))
+            yield b.add(start, at), b.minimum(b.binary(arith.SubiOp, count, at), b.dim(block))
 
-    def _clear(self, partial: SSAValue) -> None:
-        b, s = self.b, self.schedule
-        with b.loop(b.dim(0), b.dim(s.mc * s.nc), "vector") as loop:
-            b.store(b.constant(0.0, s.tile.accumulator), partial, [loop.index], [1])
+    def _task_packed(self, batch: list[SSAValue], columns: Span, rows: Span) -> None:
+        """B's block is packed over all of k and stays in the second-level cache while the rows walk past."""
+        b, p, s = self.b, self.problem, self.schedule
+        zero, k = b.dim(0), b.dim(p.k)
+        passes = Passes(self.partial, s.depth if self.partial is not None else None, s.order)
+        with self._blocks(columns) as (j0, n):
+            right = self._right(batch, j0, n, zero, k)
+            with self._blocks(rows) as (i0, m):
+                self._dot(self._left(batch, i0, m, zero, k), right, (m, n, k), batch, (i0, j0), passes)
 
-    def _block_of_k(self, batch, i0, m, j0, n, k0, k, partial: SSAValue | None, last: bool) -> None:
-        """Products over one block of K; the last block runs the epilogue, the others add to `partial`."""
-        p, s, b = self.problem, self.schedule, self.b
-        left = self._matrix(p.a, batch, i0, k0)
-        right = self._matrix(p.b, batch, j0, k0)
-        depth = min(s.kc, p.k) if isinstance(p.k, int) else s.kc
-        if s.pack_a:
-            scratch = b.alloc(panel_elements(s.tile, s.tile.mr, s.mc, depth), s.tile.element)
-            left = pack_a(b, s.tile, left, m, k, scratch)
-        if s.pack_b:
-            scratch = b.alloc(panel_elements(s.tile, s.tile.nr, s.nc, depth), s.tile.element)
-            right = pack_b(b, s.tile, right, n, k, scratch)
+    def _task(self, batch: list[SSAValue], columns: Span, rows: Span) -> None:
+        """Passes over k, between which the sums of a block wait."""
+        b, p, s = self.b, self.problem, self.schedule
+        with self._blocks(columns) as (j0, n), self._blocks(rows) as (i0, m):
 
-        def body(acc: SSAValue, i: SSAValue, j: SSAValue) -> None:
-            if partial is not None:
-                acc = b.binary(arith.AddfOp, b.load(partial, [i, j], [s.nc, 1]), acc)
-            if last:
-                self._epilogue(acc, batch, b.add(i0, i), b.add(j0, j))
-            else:
-                b.store(acc, partial, [i, j], [s.nc, 1])  # type: ignore[arg-type]
+            def part(k0: SSAValue, k: SSAValue, passes: Passes) -> None:
+                right = self._right(batch, j0, n, k0, k)
+                self._dot(self._left(batch, i0, m, k0, k), right, (m, n, k), batch, (i0, j0), passes)
 
-        dot(b, s.tile, left, right, (m, n, k), body)
+            start = b.dim(0)
+            first = b.minimum(b.dim(s.kc), b.dim(p.k))
+            part(start, first, Passes(self.partial, order=s.order, keeps=True))
+            steps = floordiv(p.k + (s.kc - 1), s.kc) - 1  # the last pass, empty where the first one takes all of k
+            with b.loop(b.dim(1), b.dim(steps), "serial") as step:
+                k0 = b.mul(step.index, b.dim(s.kc))
+                part(k0, b.dim(s.kc), Passes(self.partial, order=s.order, keeps=True, resumes=True))
+            k0 = b.maximum(b.dim(steps * s.kc), first)
+            part(k0, b.binary(arith.SubiOp, b.dim(p.k), k0), Passes(self.partial, order=s.order, resumes=True))
+
+    def _allocate(self) -> None:
+        """Scratch of a task: panels of what is packed, and the sums between passes."""
+        b, p, s = self.b, self.problem, self.schedule
+        t, deep = s.tile, min(s.kc, p.k) if isinstance(p.k, int) else s.kc
+        self.panels = {
+            name: b.alloc(panel_elements(t, panel, count, deep), t.element)
+            for name, panel, count, packed in (("a", t.mr, s.mc, s.pack_a), ("b", t.nr, s.nc, s.pack_b))
+            if packed
+        }
+        waits = not self._one_pass or (s.depth is not None and s.depth < deep)
+        self.partial = b.alloc(_rounded(s.mc, t.mr) * _rounded(s.nc, t.nr), t.accumulator) if waits else None
+
+    def _left(self, batch: list[SSAValue], i0: SSAValue, m: SSAValue, k0: SSAValue, k: SSAValue) -> Matrix:
+        left = self._matrix(self.problem.a, batch, i0, k0)
+        return pack_a(self.b, self.schedule.tile, left, m, k, self.panels["a"]) if self.schedule.pack_a else left
+
+    def _right(self, batch: list[SSAValue], j0: SSAValue, n: SSAValue, k0: SSAValue, k: SSAValue) -> Matrix:
+        right = self._matrix(self.problem.b, batch, j0, k0)
+        return pack_b(self.b, self.schedule.tile, right, n, k, self.panels["b"]) if self.schedule.pack_b else right
+
+    def _dot(self, left: Matrix, right: Matrix, extents, batch: list[SSAValue], start, passes: Passes) -> None:
+        b, (i0, j0) = self.b, start
+
+        def body(total: SSAValue, i: SSAValue, j: SSAValue) -> None:
+            self._epilogue(total, batch, b.add(i0, i), b.add(j0, j))
+
+        dot(b, self.schedule.tile, left, right, extents, body, passes)
 
     def _matrix(self, o: Operand, batch: list[SSAValue], start: SSAValue, k0: SSAValue) -> Matrix:
         """The operand from (start, k0) on, where it lies."""

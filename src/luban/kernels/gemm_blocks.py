@@ -15,11 +15,16 @@ def with_blocks(schedule: GemmSchedule, shape: Shape, tile_size: int) -> GemmSch
     packing: there is nothing to bring side by side.
     """
     t = schedule.tile
+    rows, columns = _block(tile_size, shape.m, t.mr), _block(tile_size, shape.n, t.nr)
     return replace(
         schedule,
-        mc=_block(tile_size, shape.m, t.mr),
-        nc=_block(tile_size, shape.n, t.nr),
+        share_m=rows,
+        share_n=columns,
+        mc=rows,
+        nc=columns,
         kc=_block(tile_size, shape.k, t.k_multiple),
+        depth=None,
+        order="columns",
         pack_b=schedule.pack_b and t.nr > 1,
     )
 

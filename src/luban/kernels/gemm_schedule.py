@@ -28,26 +28,34 @@ class Shape:
 
 @dataclass(frozen=True)
 class GemmSchedule:
-    """Register tile, cache blocks (mc rows, nc columns, kc values of k), which operands are packed, threads or not."""
+    """How a GEMM is cut up.
+
+    share_m, share_n  rows and columns of a task, which is one thread's part of C
+    mc, nc            rows of A and columns of B that are packed, or walked, at a time
+    kc                values of k packed at a time; more of them are worked through in passes
+    depth             values of k that a register tile sums up before the next tile, None for all that are packed
+    order             which panel stays in the first cache: that of B ("columns") or that of A ("rows")
+    """
 
     tile: RegisterTile
+    share_m: int
+    share_n: int
     mc: int
     nc: int
     kc: int
+    depth: int | None
+    order: str
     pack_a: bool
     pack_b: bool
     parallel: bool
 
 
-# One pass over k is best as long as a panel of B streams from the second-level cache (109 against 105 of 117 GFLOP/s at
-# k = 1536); beyond that passes of 256 to 768 measured alike.
-ONE_PASS = 2048
-KC = 768
-# Rows of a transposed A that lie a multiple of the page size apart share one set of the first-level cache (88 against 105).
-PAGE = 4096
-KC_ALIASED = 256
-COLUMN_PANELS = 8
-MIN_ROWS = 64
+# Packed panels of one operand take at most this part of the second-level cache, so that the other one's fit too.
+CACHE_SHARE = 2
+# Rows of A in place whose distance is a multiple of this share a few sets of the first-level cache (1,024 bytes apart:
+# 16 rows in 4 sets of 12 ways).
+ALIASED = 2048
+SMALL = 32 * 32 * 64  # products below which threads cost more than they bring
 
 
 def choose(target: Target, shape: Shape, dtype: Attribute) -> GemmSchedule:
@@ -57,23 +65,69 @@ def choose(target: Target, shape: Shape, dtype: Attribute) -> GemmSchedule:
     batch, size = _known(shape.batch, 1), bytes_of(t.element)
     if m < t.mr and not t.whole:
         t = replace(t, mr=max(1, m))
-    nc = t.nr * min(COLUMN_PANELS, -(-n // t.nr))
+    depth = _depth(target, t, k)
+    pack_a, pack_b = _packs(t, shape, m, n)
+    kc = max(depth, target.l2_bytes // CACHE_SHARE // (t.nr * size * 4) // depth * depth)
+    if isinstance(shape.k, int) and k <= kc:
+        kc = k
+    elif not isinstance(shape.k, int):
+        kc = depth
+    share_m, share_n = _shares(target, (batch, m, n, k), t, pack_a)
+    nc = _block(t.nr, share_n, target.l2_bytes // CACHE_SHARE // (min(kc, k) * size))
+    most = target.l2_bytes // 4 // (nc * 4) if k > depth else share_m
+    mc = _block(t.mr, share_m, min(most, target.l2_bytes // 4 // (min(kc, k) * size)) if pack_a else most)
+    parallel = batch * m * n * k >= SMALL
+    return GemmSchedule(t, share_m, share_n, mc, nc, max(1, kc), depth, "rows", pack_a, pack_b, parallel)
+
+
+def _depth(target: Target, t: RegisterTile, k: int) -> int:
+    """Values of k of which a panel of A takes two thirds of the first-level cache; passes of equal depth."""
+    size = bytes_of(t.element)
+    most = max(1, target.l1_bytes * 2 // 3 // (t.mr * size) // t.k_multiple) * t.k_multiple
+    passes = -(-k // most)
+    return -(-k // passes // t.k_multiple) * t.k_multiple
+
+
+def _packs(t: RegisterTile, shape: Shape, m: int, n: int) -> tuple[bool, bool]:
+    """Whether A and B are packed: where the unit cannot read them as they lie, or would not read them fast."""
+    size = bytes_of(t.element)
     a_in_place = t.any_a or shape.a_k == 1
-    aliased = a_in_place and isinstance(shape.a_k, int) and shape.a_k != 1 and shape.a_k * size % PAGE == 0
-    kc = KC_ALIASED if aliased and k > KC_ALIASED else k if isinstance(shape.k, int) and k <= ONE_PASS else KC
-    one_pass = kc >= k and isinstance(shape.k, int)
-    mc = _rows(target.cores, batch * -(-n // nc), m, t.mr, None if one_pass else target.l2_bytes // (8 * nc))
-    b_in_place = t.b_in_place and shape.b_n == 1 and n <= 4 * nc
-    return GemmSchedule(t, mc, nc, max(1, kc), not a_in_place, not b_in_place, batch * m * n * k >= 32 * 32 * 64)
+    apart = max((s for s in (shape.a_m, shape.a_k) if isinstance(s, int)), default=1) * size
+    if a_in_place and apart % ALIASED == 0 and n > 4 * t.nr and m > 1:
+        a_in_place = False
+    b_in_place = t.b_in_place and shape.b_n == 1 and (m <= 4 * t.mr or t.nr == 1)
+    return not a_in_place, not b_in_place and t.nr > 1 or (not t.b_in_place)
 
 
-def _rows(cores: int, blocks: int, m: int, mr: int, most: int | None) -> int:
-    """Rows a task takes: as many as fit, such that every core gets as many tasks as the others."""
-    pieces = 1 if most is None else max(1, -(-m // max(most, mr)))
-    while (blocks * pieces) % cores and blocks * pieces < 8 * cores and m // (pieces + 1) >= MIN_ROWS:
-        pieces += 1
-    rows = -(-m // pieces)
-    return -(-rows // mr) * mr
+def _shares(target: Target, sizes: tuple[int, int, int, int], t: RegisterTile, pack_a: bool) -> tuple[int, int]:
+    """Rows and columns of a task such that all cores end together soonest; packing what others pack too costs time."""
+    batch, m, n, k = sizes
+    tiles_m, tiles_n = -(-m // t.mr), -(-n // t.nr)
+    best, found = None, (m, n)
+    for pn in range(1, min(tiles_n, 4 * target.cores) + 1):
+        for pm in range(1, min(tiles_m, 4 * target.cores) + 1):
+            sm, sn = -(-tiles_m // pm) * t.mr, -(-tiles_n // pn) * t.nr
+            tasks = batch * -(-tiles_m // (sm // t.mr)) * -(-tiles_n // (sn // t.nr))
+            work = sm * sn * k / _speed(t) + (sm * (1.0 if pack_a else 0.5) + sn) * k * PACK
+            cost = -(-tasks // target.cores) * work
+            if best is None or cost < best * 0.99:
+                best, found = cost, (sm, sn)
+    return found
+
+
+PACK = 0.15  # cycles an element
+
+
+def _speed(t: RegisterTile) -> float:
+    """Products a cycle."""
+    return 512.0 if t.whole else t.nr * t.mr / 12.0 * (2 if t.kk == 2 else 1)
+
+
+def _block(tile: int, share: int, most: int) -> int:
+    """Equal blocks of a share, of at most so many rows or columns, in whole register tiles."""
+    most = max(tile, most // tile * tile)
+    pieces = -(-share // most)
+    return -(-share // pieces // tile) * tile
 
 
 def _known(dim: Dim, otherwise: int) -> int:

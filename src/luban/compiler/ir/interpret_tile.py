@@ -273,14 +273,19 @@ def _pack(machine: Machine, op: tile.PackOp, operands: list[Any]) -> list[Any]:
 
 def _dot(machine: Machine, op: tile.DotOp, operands: list[Any]) -> list[Any]:
     a, a_base, b, b_base = operands[:4]
-    m, n, k = (int(x) for x in operands[4:])
+    m, n, k = (int(x) for x in operands[4:7])
     left = _dot_operand(machine, op, a, int(a_base), (m, k), op.a_strides, op.a_panel.data, op.groups[0])
     right = _dot_operand(machine, op, b, int(b_base), (n, k), op.b_strides, op.b_panel.data, op.groups[1])
     acc_argument, i_argument, j_argument = op.body.block.args
     wide = np.float64 if is_float(acc_argument.type) else numpy_dtype(acc_argument.type)
     with np.errstate(all="ignore"):
-        product = conform(left.astype(wide) @ right.astype(wide).T, acc_argument.type)
-    if m == 0 or n == 0:
+        product = left.astype(wide) @ right.astype(wide).T
+        if op.resumes is not None:
+            product += operands[7].load(np.arange(m * n).reshape(m, n), None, _where(machine, op))
+        product = conform(product, acc_argument.type)
+    if op.keeps is not None:
+        operands[7].store(np.arange(m * n), product.reshape(-1), None, _where(machine, op))
+    if m == 0 or n == 0 or op.keeps is not None:
         return []
     if machine.is_simple(op.body.block):
         pieces: Any = [(product, np.arange(m).reshape(-1, 1), np.arange(n))]

@@ -6,7 +6,7 @@ what that becomes: vector lanes and masks on a CPU, block dimensions and program
 
 from __future__ import annotations
 
-from xdsl.dialects.builtin import ArrayAttr, IntAttr, ModuleOp, StringAttr, f32, i1
+from xdsl.dialects.builtin import ArrayAttr, IntAttr, ModuleOp, StringAttr, UnitAttr, f32, i1
 from xdsl.ir import Dialect, Operation
 from xdsl.irdl import (
     AttrSizedOperandSegments,
@@ -30,6 +30,7 @@ from luban.compiler.ir.rules import require
 ROLES = ("serial", "parallel", "vector", "unroll")
 COMBINES = ("add", "mul", "max", "min", "and", "or", "none")
 RANDOMS = ("uniform", "normal", "bits")
+ORDERS = ("columns", "rows")
 
 
 @irdl_op_definition
@@ -237,6 +238,12 @@ class DotOp(IRDLOperation):
     Sums accumulate in the type that the body receives: float32, or float64 for float64 operands. `unit` names the
     target's dot unit; rows and columns give the register tile. The body runs once for each (i, j), in any order, with j
     as lanes; it must not carry anything.
+
+    `partial` is scratch for sums, in a layout of the code generator's own: at least m x n accumulators, rounded up to
+    whole register tiles. Given `depth`, the sums are built in passes over that many values of k, between which they
+    wait there. With `keeps` they stay there instead of reaching the body, and with `resumes` they begin with what the
+    dot before kept there, which has the same m, n and register tile. `order` says which tiles come one after the other:
+    those of a column of them ("columns", where it is left out) or of a row ("rows").
     """
 
     name = "tile.dot"
@@ -257,6 +264,11 @@ class DotOp(IRDLOperation):
     unit = prop_def(StringAttr)
     rows = prop_def(IntAttr)
     columns = prop_def(IntAttr)
+    partial = opt_operand_def(BufferType)
+    depth = opt_prop_def(IntAttr)
+    keeps = opt_prop_def(UnitAttr)
+    resumes = opt_prop_def(UnitAttr)
+    order = opt_prop_def(StringAttr)
     body = region_def("single_block")
 
     @property
@@ -281,6 +293,12 @@ class DotOp(IRDLOperation):
             self, len(types) == 3 and types[1:] == [INDEX, INDEX], "passes the sum and its row and column to its body"
         )
         require(self, isinstance(self.body.block.last_op, YieldOp), "ends its body with tile.yield")
+        waits = (self.depth, self.keeps, self.resumes)
+        require(self, self.partial is not None or not any(waits), "has a partial where its sums wait")
+        require(self, self.partial is None or self.partial.type.dtype == types[0], "has a partial of its sums' type")
+        depth = self.padding if self.depth is None else self.depth.data
+        require(self, depth > 0 and depth % self.padding == 0, "has a depth of whole groups of k")
+        require(self, self.order is None or self.order.data in ORDERS, f"has an order among {', '.join(ORDERS)}")
 
 
 @irdl_op_definition

@@ -92,6 +92,9 @@ class KernelBuilder:
     def minimum(self, a: SSAValue, b: SSAValue) -> SSAValue:
         return self.binary(arith.MinSIOp, a, b)
 
+    def maximum(self, a: SSAValue, b: SSAValue) -> SSAValue:
+        return self.binary(arith.MaxSIOp, a, b)
+
     def less(self, a: SSAValue, b: SSAValue) -> SSAValue:
         """a < b, signed."""
         return self.insert(

@@ -131,8 +131,27 @@ def _dot(ctx: Context, dot: tile.DotOp) -> None:
     with tiles(ctx, m, n, rows, columns, dot) as (i, j):
         ctx.widest = max(ctx.widest, rows * columns)
         total = _multiply(ctx, dot, (a, b), (i, j), depth)
-        with ctx.lanes(i, j):
-            _body(ctx, dot, total, i, j)
+        if dot.keeps is not None:
+            _keep(ctx, dot, total, (i, j))
+        else:
+            with ctx.lanes(i, j):
+                _body(ctx, dot, total, i, j)
+
+
+def _kept(ctx: Context, dot: tile.DotOp, at: tuple[Lanes, Lanes]) -> tuple[str, str]:
+    """Where the sums of a tile wait between dots, row-major, and the mask of those that exist."""
+    row, column = Value(at[0].index, i64, _ROW), Value(at[1].index, i64, _COLUMN)
+    n = ctx.scalar(dot.n, "the size of a dot")
+    assert dot.partial is not None
+    place = pointer(ctx, dot.partial, linear([(binary("*", row, n, MUL), 1), (column, 1)], 0))
+    return place, " & ".join(m for m in (at[0].mask, at[1].mask) if m)
+
+
+def _keep(ctx: Context, dot: tile.DotOp, total: str, at: tuple[Lanes, Lanes]) -> None:
+    if ctx.hazards.store(dot.partial, None):
+        barrier(ctx)
+    place, mask = _kept(ctx, dot, at)
+    ctx.line(f"tl.store({place}, {total}{f', mask={mask}' if mask else ''})")
 
 
 def _body(ctx: Context, dot: tile.DotOp, total: str, i: Lanes, j: Lanes) -> None:
@@ -206,7 +225,13 @@ def _multiply(ctx: Context, dot: tile.DotOp, sides: tuple[Side, Side], at: tuple
     rows, columns = at[0].size, at[1].size
     sums = "tl.int32" if dot_type(dot) == i8 else "tl.float32"
     total = ctx.name("total")
-    ctx.line(f"{total} = tl.zeros([{rows}, {columns}], {sums})")
+    if dot.resumes is None:
+        ctx.line(f"{total} = tl.zeros([{rows}, {columns}], {sums})")
+    else:
+        if ctx.hazards.load(dot.partial, None):
+            barrier(ctx)
+        place, mask = _kept(ctx, dot, at)
+        ctx.line(f"{total} = tl.load({place}{f', mask={mask}, other=0' if mask else ''})")
     k = ctx.scalar(dot.k, "the depth of a dot")
     head, name = counted(ctx, "k", literal(0, i64), k, depth)
     with PythonLoop(ctx, head, set(), {side.buffer for side in sides}):

@@ -64,6 +64,8 @@ def stored_in(op: Operation) -> set[SSAValue]:
     for inner in op.walk():
         if isinstance(inner, (tile.StoreOp, tile.PackOp)):
             found.add(inner.buffer if isinstance(inner, tile.StoreOp) else inner.target)
+        elif isinstance(inner, tile.DotOp) and inner.keeps is not None and inner.partial is not None:
+            found.add(inner.partial)
     return found
 
 

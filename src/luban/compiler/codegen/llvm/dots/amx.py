@@ -54,7 +54,19 @@ def emit_amx(module: Module, name: str, spec: DotSpec) -> None:
     module.add(fn)
 
 
+def _whole_tile(fn: Function, spec: DotSpec) -> None:
+    if spec.accumulate:
+        _corners(fn, "tileloadd64", "%C", "128")
+    else:
+        _zero(fn)
+    _multiply(fn, spec)
+    _corners(fn, "tilestored64", "%C", "128")
+
+
 def _tile(fn: Function, spec: DotSpec) -> None:
+    if spec.whole_tile:
+        _whole_tile(fn, spec)
+        return
     full = fn.op(f"and i1 {fn.op('icmp eq i64 %m, 32')}, {fn.op('icmp eq i64 %n, 32')}")
     c_bytes = times(fn, "%c_rs", 4)
     plain = spec.epilogue is None

@@ -14,6 +14,9 @@ def finish(fn: Function, spec: DotSpec, sums: list[str]) -> None:
     cache) and a rolled loop: the code of an epilogue is then written twice, not once an accumulator, and rows and
     columns beyond the tile's extents are never reached.
     """
+    if spec.whole_tile:
+        _store_whole(fn, spec, sums)
+        return
     if spec.epilogue and not spec.unroll_epilogue:
         walk(fn, spec, _spill(fn, spec, sums))
         return
@@ -25,6 +28,16 @@ def finish(fn: Function, spec: DotSpec, sums: list[str]) -> None:
             deliver(fn, spec, value, str(row), str(column * spec.lanes), None, spec.lanes)
 
     when(fn, full, direct, lambda: walk(fn, spec, _spill(fn, spec, sums)))
+
+
+def _store_whole(fn: Function, spec: DotSpec, sums: list[str]) -> None:
+    step = spec.lanes * ELEMENT_BYTES[spec.acc_type]
+    for number, value in enumerate(sums):
+        place = offset(fn, "%C", number * step)
+        if spec.accumulate:
+            old = fn.op(f"load {spec.vector}, ptr {place}, align {step}")
+            value = fn.op(f"fadd contract {spec.vector} {value}, {old}")
+        fn.emit(f"store {spec.vector} {value}, ptr {place}, align {step}")
 
 
 def walk(fn: Function, spec: DotSpec, buffer: str) -> None:

@@ -39,6 +39,8 @@ class DotSpec:
     b_layout      "packed": a panel `[ceil(K/kk)][nr][kk]` aligned to a vector, zero padded, b_rs unused (`b_group`);
                   "rows": row-major with row stride b_rs, read in place, never beyond column n
     accumulate    add to C instead of overwriting it
+    whole_tile    C is memory for a whole tile, rows `nr` apart and aligned to a vector, whose ragged part may hold
+                  anything: all of it is read and written, whatever `m` and `n`; `c_rs` is not used
     unroll        steps of K in one turn of the main loop
     masked        the target loads and stores under a mask natively (AVX-512, AVX2, RVV, SVE; not NEON, LSX, LASX)
     prefetch_b    bytes ahead of the packed B panel to prefetch, 0 for none
@@ -62,6 +64,7 @@ class DotSpec:
     a_layout: str = "packed"
     b_layout: str = "packed"
     accumulate: bool = False
+    whole_tile: bool = False
     unroll: int = 4
     masked: bool = True
     prefetch_b: int = 0
@@ -75,6 +78,8 @@ class DotSpec:
                 f"micro-kernel layouts {self.a_layout!r}, {self.b_layout!r} are unknown; "
                 f"use one of {A_LAYOUTS} for A and {B_LAYOUTS} for B"
             )
+        if self.whole_tile and self.epilogue:
+            raise ConfigError("a micro-kernel that stores whole tiles has no epilogue; run it over the tile afterwards")
         sizes = (self.mr, self.nr_vectors, self.lanes, self.unroll)
         if min(sizes) < 1:
             raise ConfigError(f"micro-kernel mr, nr_vectors, lanes and unroll must be positive, got {sizes}")
