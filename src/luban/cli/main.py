@@ -112,7 +112,9 @@ def _plain_warnings() -> Iterator[None]:
     """Luban's own warnings as one line for people; those of other packages keep Python's form."""
     python_form = warnings.formatwarning
 
-    def form(message: Warning | str, category: type[Warning], filename: str, number: int, line: str | None = None) -> str:
+    def form(
+        message: Warning | str, category: type[Warning], filename: str, number: int, line: str | None = None
+    ) -> str:
         if filename.startswith(_SOURCE):
             return f"{output.paint('luban:', 'yellow', sys.stderr)} {message}\n"
         return python_form(message, category, filename, number, line)

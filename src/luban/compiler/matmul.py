@@ -18,17 +18,32 @@ DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 @dataclass(frozen=True)
 class Matmul:
-    """C (m, n) = A (m, k) @ B (k, n), all of one dtype (a name) and row-major; sums in float32, in float64 for float64."""
+    """C (m, n) = A (m, k) @ B (k, n), all of one dtype (a name); sums in float32, in float64 for float64.
+
+    C is row-major, and so are A and B unless `a_turned` or `b_turned`: then their columns lie one after the other.
+    """
 
     m: int
     n: int
     k: int
     dtype: str
+    a_turned: bool = False
+    b_turned: bool = False
 
     @property
     def shapes(self) -> tuple[tuple[int, int], ...]:
         """Of A, B and C."""
         return (self.m, self.k), (self.k, self.n), (self.m, self.n)
+
+    @property
+    def strides(self) -> tuple[tuple[int, int], ...]:
+        """Of A, B and C, in elements."""
+        turned = (self.a_turned, self.b_turned, False)
+        return tuple((1, s[0]) if t else (s[1], 1) for s, t in zip(self.shapes, turned, strict=True))
+
+    def fits(self, other: Matmul) -> bool:
+        """Whether both multiply the same shapes of one dtype, wherever their elements lie."""
+        return (self.shapes, self.dtype) == (other.shapes, other.dtype)
 
 
 def matmul_of(a: Any, b: Any) -> Matmul:
@@ -44,7 +59,17 @@ def matmul_of(a: Any, b: Any) -> Matmul:
             f"A has {left[1]} columns and B has {right[0]} rows, which must be equal for A @ B; "
             f"check the shapes {left} and {right}"
         )
-    return Matmul(left[0], right[1], left[1], dtype)
+    return Matmul(left[0], right[1], left[1], dtype, _is_turned(a, left), _is_turned(b, right))
+
+
+def _is_turned(value: Any, shape: tuple[int, int]) -> bool:
+    """Whether an operand is dense with its columns one after the other, as the transpose of a matrix is."""
+    rows, columns = shape
+    if rows == 1 or columns == 1 or not hasattr(value, "dtype"):
+        return False
+    if callable(getattr(value, "stride", None)):
+        return tuple(value.stride()) == (1, rows)
+    return getattr(value, "strides", None) == (value.itemsize, rows * value.itemsize)
 
 
 def _described(value: Any, name: str) -> tuple[tuple[int, int], str]:
@@ -90,13 +115,14 @@ def graph_module(problem: Matmul) -> ModuleOp:
     block = Block(arg_types=[a, b])
     for argument, hint in zip(block.args, "ab", strict=True):
         argument.name_hint = hint
+    (a_m, a_k), (b_k, b_n), _ = problem.strides
     product = graph.ContractOp.create(
         operands=list(block.args),
         result_types=[c],
         properties={
             "domain": Dims((problem.m, problem.n, problem.k)),
             "counts": ArrayAttr([IntAttr(0), IntAttr(1), IntAttr(1), IntAttr(1)]),
-            "accesses": ArrayAttr([Access.of((problem.k, 0, 1)), Access.of((0, 1, problem.n))]),
+            "accesses": ArrayAttr([Access.of((a_m, 0, a_k)), Access.of((0, b_n, b_k))]),
         },
     )
     product.out.name_hint = "c"
@@ -108,7 +134,10 @@ def graph_module(problem: Matmul) -> ModuleOp:
 
 def metadata(problem: Matmul) -> dict[str, Any]:
     """How the program is called, in the form of `luban.runtime.program`."""
-    a, b, c = ({"dtype": problem.dtype, "shape": list(shape), "strides": [shape[1], 1]} for shape in problem.shapes)
+    a, b, c = (
+        {"dtype": problem.dtype, "shape": list(shape), "strides": list(strides)}
+        for shape, strides in zip(problem.shapes, problem.strides, strict=True)
+    )
     return {
         "symbols": [],
         "symbol_sources": {},

@@ -73,20 +73,25 @@ class TiledIR:
         element = dtypes.from_name(self.problem.dtype)
         rows, columns = self.problem.shapes[2]
         out = np.full(rows * columns, np.nan, numpy_dtype(element))
-        flat = [from_array(_plain(x), element, name).reshape(-1) for x, name in ((a, "A"), (b, "B"))]
+        turned = (self.problem.a_turned, self.problem.b_turned)
+        held = [from_array(_plain(x), element, name) for x, name in ((a, "A"), (b, "B"))]
+        flat = [(x.T if t else x).reshape(-1) for x, t in zip(held, turned, strict=True)]
         run_kernel(tile.find_kernels(self.tile)[0], [*flat, out])
         return _like(a, out.reshape(rows, columns), element)
 
     def _check(self, a: Any, b: Any) -> None:
         given = matmul.matmul_of(a, b)
-        if given != self.problem:
+        if not given.fits(self.problem):
             raise ConfigError(
                 f"this IR is for {_said(self.problem)}, not {_said(given)}; generate it for these operands"
             )
 
 
 def generate_tiled_ir(a: Any, b: Any, tile_size: int | None = None) -> TiledIR:
-    """The tiled IR of A @ B for two torch tensors, NumPy arrays or (shape, dtype) pairs; only shapes and dtypes are read.
+    """The tiled IR of A @ B for two torch tensors, NumPy arrays or (shape, dtype) pairs.
+
+    Only shapes, dtypes and strides are read. A dense operand with its columns one after the other, such as a transpose,
+    is read as it lies; what else is not row-major is copied when the binary is called.
 
     tile_size: side of the cache blocks, in rows, columns and values of k, which scheduling for a chip rounds up to that
     chip's register tile; None derives the blocks from the chip's caches, which is faster. Raises ConfigError, in one sentence, for operands or a tile size that cannot work.
@@ -146,6 +151,9 @@ class Binary:
         self.target: str = ir.target.name
         self.object_code: bytes = compiled.object
         self.llvm_ir: str = compiled.text
+        (a, b, _), (sa, sb, _) = ir.problem.shapes, ir.problem.strides
+        name = f"torch.{ir.problem.dtype}"
+        self._as_is = (a, sa, b, sb, name, name)  # operands that need no look but the program's own
 
     @property
     def assembly(self) -> str:
@@ -153,16 +161,25 @@ class Binary:
         return self._compiled.assembly
 
     def __call__(self, a: Any, b: Any) -> Any:
-        """C = A @ B, a tensor or an array as A and B are; operands with gaps or turned dims are copied first.
+        """C = A @ B, a tensor or an array as A and B are; operands that lie in another way than A and B did are copied.
 
         Raises ConfigError for operands that do not fit, TargetError where the code is another chip's.
         """
+        if (
+            _is_torch(a)
+            and _is_torch(b)
+            and self._as_is == (a.shape, a.stride(), b.shape, b.stride(), str(a.dtype), str(b.dtype))
+        ):
+            return self._loaded([a, b])[0]
         self.ir._check(a, b)
         if _is_torch(a) != _is_torch(b):
             raise ConfigError("one operand is a torch tensor and the other is not; pass two of a kind")
+        problem = self.ir.problem
+        turned = (problem.a_turned, problem.b_turned)
         if _is_torch(a):
-            return self._loaded([a.detach().contiguous(), b.detach().contiguous()])[0]
-        return self._loaded.call_numpy([np.ascontiguousarray(a), np.ascontiguousarray(b)])[0]
+            laid = [x.detach().t().contiguous().t() if t else x.detach().contiguous() for x, t in zip((a, b), turned)]
+            return self._loaded(laid)[0]
+        return self._loaded.call_numpy([_laid(x, t) for x, t in zip((a, b), turned, strict=True)])[0]
 
     @functools.cached_property
     def _loaded(self) -> Any:
@@ -183,6 +200,10 @@ class Binary:
 
 def _said(problem: matmul.Matmul) -> str:
     return f"({problem.m}, {problem.k}) @ ({problem.k}, {problem.n}) in {problem.dtype}"
+
+
+def _laid(array: np.ndarray, turned: bool) -> np.ndarray:
+    return np.asfortranarray(array) if turned else np.ascontiguousarray(array)
 
 
 def _is_torch(value: Any) -> bool:

@@ -37,7 +37,7 @@ def pack_b(
     b: KernelBuilder, t: RegisterTile, source: Matrix, count: SSAValue, k: SSAValue, scratch: SSAValue
 ) -> Matrix:
     """Packs `count` columns of the right operand by k values into scratch memory, as the unit reads them."""
-    return _pack(b, t, source, (t.nr, t.kk), count, k, scratch)
+    return _pack(b, t, source, (t.panel_b or t.nr, t.kk), count, k, scratch)
 
 
 def _pack(

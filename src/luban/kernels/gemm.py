@@ -180,14 +180,16 @@ class _Gemm(Evaluator):
                 self._dot(self._left(batch, i0, m, k0, k), right, (m, n, k), batch, (i0, j0), passes)
 
             start = b.dim(0)
-            first = b.minimum(b.dim(s.kc), b.dim(p.k))
+            steps = _pieces(p.k, s.kc) - 1  # the last pass, empty where the first one takes all of k
+            known = isinstance(p.k, int)
+            first = b.dim(s.kc) if known else b.minimum(b.dim(s.kc), b.dim(p.k))
             part(start, first, Passes(self.partial, order=s.order, keeps=True))
-            steps = floordiv(p.k + (s.kc - 1), s.kc) - 1  # the last pass, empty where the first one takes all of k
             with b.loop(b.dim(1), b.dim(steps), "serial") as step:
                 k0 = b.mul(step.index, b.dim(s.kc))
                 part(k0, b.dim(s.kc), Passes(self.partial, order=s.order, keeps=True, resumes=True))
-            k0 = b.maximum(b.dim(steps * s.kc), first)
-            part(k0, b.binary(arith.SubiOp, b.dim(p.k), k0), Passes(self.partial, order=s.order, resumes=True))
+            k0 = b.dim(steps * s.kc) if known else b.maximum(b.dim(steps * s.kc), first)
+            rest = b.dim(p.k - steps * s.kc) if known else b.binary(arith.SubiOp, b.dim(p.k), k0)
+            part(k0, rest, Passes(self.partial, order=s.order, resumes=True))
 
     def _allocate(self) -> None:
         """Scratch of a task: panels of what is packed, and the sums between passes."""

@@ -19,7 +19,8 @@ TOLERANCE = 0.02
 class RegisterTile:
     """unit: name of a micro-kernel family; mr x nr results in registers, summed in `accumulator`.
 
-    kk values of k lie side by side in a packed panel of B, a_kk in one of A, and both pad k to `k_multiple`.
+    kk values of k lie side by side in a packed panel of B, a_kk in one of A, and both pad k to `k_multiple`; a panel of B
+    has `panel_b` columns, nr where that is 0.
     `any_a` and `b_in_place`: whether the unit reads that operand where it lies (given the layout that it wants).
     `whole`: the unit knows no smaller tile, whatever the matrix.
     """
@@ -34,6 +35,7 @@ class RegisterTile:
     accumulator: Attribute = f32
     a_kk: int = 1
     k_multiple: int = 1
+    panel_b: int = 0
     whole: bool = False
 
 
@@ -102,7 +104,7 @@ def _amx(target: Target) -> RegisterTile | None:
     """2 x 2 tiles of 16 x 16 sums; rows of A hold 32 values of k, rows of B pairs of them."""
     if target.matrix_unit != "amx" or target.vector_bits != 512:
         return None
-    return RegisterTile("amx", 32, 32, 2, bf16, False, False, a_kk=32, k_multiple=32, whole=True)
+    return RegisterTile("amx", 32, 32, 2, bf16, False, False, a_kk=32, k_multiple=32, whole=True, panel_b=16)
 
 
 # name of a dot unit in a target's data -> the tile of its micro-kernel, or None where the target is unfit for it

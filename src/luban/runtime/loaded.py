@@ -127,7 +127,9 @@ class LoadedProgram:
         shown = f"{check['type']}[{', '.join(map(str, check['shape']))}]"
         if check["call"] < 0:
             what = f"input {check['position']} ({shown}) of {self.program.name} holds a NaN before the first kernel"
-            raise NanError(f"{what} ({self.program.kernels[0]['name']}) runs; look at the data and the parameters", None)
+            raise NanError(
+                f"{what} ({self.program.kernels[0]['name']}) runs; look at the data and the parameters", None
+            )
         kernel = self.program.kernels[check["call"]]["name"]
         raise NanError(
             f"the kernel {kernel} of {self.program.name} is the first to make a NaN, in its output {check['position']} "

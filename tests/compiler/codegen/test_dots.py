@@ -117,8 +117,13 @@ def place_b(b, spec):
     k, n = b.shape
     if spec.b_layout == "packed":
         rules = PANELS[spec.unit]
-        held = panel(b.T, spec.nr, rules.b_group, rules.k_multiple)
-        return held, held.ctypes.data, 0
+        wide = rules.b_columns or spec.nr
+        columns = np.zeros((spec.nr, k), b.dtype)
+        columns[:n] = b.T
+        parts = [panel(columns[q : q + wide], wide, rules.b_group, rules.k_multiple) for q in range(0, spec.nr, wide)]
+        held = aligned((len(parts), *parts[0].shape), b.dtype)
+        held[:] = np.stack(parts)
+        return held, held.ctypes.data, parts[0].size
     poison = np.array(0x7FC0, np.uint16) if b.dtype == np.uint16 else np.array(np.nan, b.dtype)
     held = np.full((k + 1, n + 5), poison, b.dtype)
     held[:k, :n] = b

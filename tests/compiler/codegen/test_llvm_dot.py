@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from luban import targets
+from luban.compiler.codegen.llvm.dots import PANELS
 from luban.compiler.codegen.llvm.compile import compile_module
 from luban.errors import ConfigError
 
@@ -32,7 +33,7 @@ def dot_text(tile, body, a, b, ty="f32", unit="fma", rows=14, columns=32, kk=1, 
     """A kernel o = a @ b; a and b are "packed" or pairs of strides (outer, k)."""
     lines, operands, props = [HEAD], {}, {}
     source = "f32" if ty == "f32" else "bf16"
-    for name, layout, panel, outer in (("a", a, rows, "m"), ("b", b, columns, "n")):
+    for name, layout, panel, outer in (("a", a, rows, "m"), ("b", b, PANELS[unit].b_columns or columns, "n")):
         if isinstance(layout, str):
             strides = layout.removeprefix("packed ")
             lines.append(f'%p{name} = "tile.alloc"() <{{elements = #graph.dims<[40000]>}}> : () -> !tile.buf<{ty}>')

@@ -142,7 +142,9 @@ def _not_finite(
         return f"the loss of step {number} is {loss}: try a smaller --lr, or --detect-nan to see where it began{where}"
     cause = nan.locate(job.model, before, tokens, targets)
     if isinstance(loss, NanError):
-        first = "its inputs hold a NaN" if loss.kernel is None else f"the kernel {loss.kernel} is the first to make a NaN"
+        first = (
+            "its inputs hold a NaN" if loss.kernel is None else f"the kernel {loss.kernel} is the first to make a NaN"
+        )
         return f"step {number} stopped: {first}, and {cause}; try a smaller --lr{where}"
     return f"step {number} is not finite (loss {loss}): {cause}; try a smaller --lr{where}"
 

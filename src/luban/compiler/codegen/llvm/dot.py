@@ -39,14 +39,15 @@ CONFIGURE = "luban.amx_configure"
 
 @dataclass(frozen=True)
 class Side:
-    """One operand of a dot: `pointer` to element (0, 0), layout, strides, and elements from one panel to the next."""
+    """One operand of a dot: `pointer` to element (0, 0), layout, strides; panels: their width and distance, also in `k`."""
 
     pointer: str
     type: str
     layout: str
     outer: Uniform
     k: Uniform
-    panel: Uniform | None
+    width: int = 0
+    panel: Uniform | None = None
 
 
 @dataclass(frozen=True)
@@ -113,15 +114,15 @@ def _pass(ctx: Context, op: Any, a: Side, b: Side, extents: tuple[Uniform, Unifo
     direct = None if waits else direct_store(op)
     name = _micro_kernel(ctx, op, a, b, part.resumes, direct is None)
     stack = None if direct or waits else ctx.fn.alloca(f"[{rows * columns} x {_accumulator(op)}]", 64)
-    left, right = _from(ctx, a, part.start, rows), _from(ctx, b, part.start, columns)
+    left, right = _from(ctx, a, part.start), _from(ctx, b, part.start)
 
     def tile(i: Uniform, j: Uniform, height: Uniform, width: Uniform) -> None:
         if direct:
             place, pitch = store_target(ctx, op, direct, i, j)
         else:
             place, pitch = stack or _partial_tile(ctx, op, n, i, j), constant("i64", columns)
-        arguments = [("ptr", _tile_pointer(ctx, left, i, rows)), ("i64", a.outer.text), ("i64", a.k.text)]
-        arguments += [("ptr", _tile_pointer(ctx, right, j, columns)), ("i64", b.k.text), ("i64", part.k.text)]
+        arguments = [("ptr", _tile_pointer(ctx, left, i)), ("i64", a.outer.text), ("i64", a.k.text)]
+        arguments += [("ptr", _tile_pointer(ctx, right, j)), ("i64", b.k.text), ("i64", part.k.text)]
         arguments += [("ptr", place), ("i64", pitch.text), ("i64", height.text), ("i64", width.text)]
         ctx.fn.call("void", f"@{name}", arguments)
         if direct is None and not part.keeps:
@@ -175,11 +176,11 @@ def _tiles(ctx: Context, extent: Uniform, tile: int) -> Uniform:
     return Uniform("i64", ctx.fn.op(f"udiv i64 {more.text}, {tile}"), ctx.depth)
 
 
-def _from(ctx: Context, side: Side, start: Uniform, tile: int) -> Side:
+def _from(ctx: Context, side: Side, start: Uniform) -> Side:
     """The operand from a value of k on."""
     if start.number == 0:
         return side
-    step = constant("i64", tile) if side.panel is not None else side.k
+    step = constant("i64", side.width) if side.panel is not None else side.k
     distance = multiply(ctx, start, step)
     pointer = ctx.fn.op(f"getelementptr {register_type(side.type)}, ptr {side.pointer}, i64 {distance.text}")
     return replace(side, pointer=pointer)
@@ -211,19 +212,19 @@ def _side(
     pointer = ctx.fn.op(f"getelementptr {register_type(held.type)}, ptr {held.pointer}, i64 {start.text}")
     outer, along = (dim_value(ctx, stride) for stride in strides)
     if panel:
-        wanted = op.rows.data if which == "a" else op.columns.data
+        unit = PANELS.get(op.unit.data)
+        wanted = op.rows.data if which == "a" else (unit and unit.b_columns) or op.columns.data
         if panel != wanted:
             raise ConfigError(f"tile.dot reads {which} in panels of {panel}, its register tile needs {wanted}")
         _require_form(op, which)
         size = multiply(ctx, _padded(ctx, k, op.padding), constant("i64", panel))
-        zero = constant("i64", 0)
-        return Side(pointer, held.type, "packed", zero, zero, size)
+        return Side(pointer, held.type, "packed", constant("i64", 0), size, panel, size)
     if which == "b":
         if outer.number != 1:
             raise ConfigError("tile.dot reads b in place only where neighbouring columns are neighbours; pack it first")
-        return Side(pointer, held.type, "rows", outer, along, None)
+        return Side(pointer, held.type, "rows", outer, along)
     layout = "row_major" if along.number == 1 else "col_major" if outer.number == 1 else "strided"
-    return Side(pointer, held.type, layout, outer, along, None)
+    return Side(pointer, held.type, layout, outer, along)
 
 
 def _require_form(op: Any, which: str) -> None:
@@ -249,11 +250,11 @@ def _padded(ctx: Context, k: Uniform, multiple: int) -> Uniform:
     return Uniform("i64", ctx.fn.op(f"and i64 {more.text}, {-multiple}"), ctx.depth)
 
 
-def _tile_pointer(ctx: Context, side: Side, index: Uniform, tile: int) -> str:
+def _tile_pointer(ctx: Context, side: Side, index: Uniform) -> str:
     """Where the register tile that starts at row (or column) `index` finds the operand."""
     step = side.outer
     if side.panel is not None:  # index is a multiple of the panel, and panels lie one after the other
-        index = Uniform("i64", ctx.fn.op(f"udiv exact i64 {index.text}, {tile}"), ctx.depth)
+        index = Uniform("i64", ctx.fn.op(f"udiv exact i64 {index.text}, {side.width}"), ctx.depth)
         step = side.panel
     distance = multiply(ctx, index, step)
     return ctx.fn.op(f"getelementptr {register_type(side.type)}, ptr {side.pointer}, i64 {distance.text}")

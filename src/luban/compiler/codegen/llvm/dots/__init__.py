@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from luban.compiler.codegen.llvm.dots.amx import AMX_A_GROUP, emit_amx
+from luban.compiler.codegen.llvm.dots.amx import AMX_A_GROUP, AMX_B_COLUMNS, emit_amx
 from luban.compiler.codegen.llvm.dots.bf16_dot import emit_bf16_dot, emit_bfdot
 from luban.compiler.codegen.llvm.dots.fma import emit_fma
 from luban.compiler.codegen.llvm.dots.pack import PackSpec, emit_pack
@@ -30,18 +30,22 @@ _EMITTERS: dict[str, Emitter] = {
 
 @dataclass(frozen=True)
 class Panels:
-    """How a unit wants its packed operands: values of K side by side in A and in B; both pad K to `k_multiple`."""
+    """How a unit wants its packed operands: values of K side by side in A and in B; both pad K to `k_multiple`.
+
+    A panel of B has `b_columns` columns, those of a register tile where that is 0.
+    """
 
     a_group: int
     b_group: int
     k_multiple: int
+    b_columns: int = 0
 
 
 PANELS: dict[str, Panels] = {
     "fma": Panels(1, 1, 1),
     "bf16_dot": Panels(2, 2, 2),
     "bfdot": Panels(2, 2, 2),
-    "amx": Panels(AMX_A_GROUP, 2, AMX_A_GROUP),
+    "amx": Panels(AMX_A_GROUP, 2, AMX_A_GROUP, AMX_B_COLUMNS),
 }
 
 

@@ -36,7 +36,8 @@ class DotSpec:
     a_layout      "packed": a panel `[ceil(K/kk)][mr][kk]`, zero padded, strides unused (kk: `a_group` of
                   `dots.PANELS[unit]`); "row_major" (a_cs is 1), "col_major" (a_rs is 1) or "strided": read in place,
                   never beyond row m
-    b_layout      "packed": a panel `[ceil(K/kk)][nr][kk]` aligned to a vector, zero padded, b_rs unused (`b_group`);
+    b_layout      "packed": a panel `[ceil(K/kk)][nr][kk]` aligned to a vector, zero padded (`b_group`), b_rs unused;
+                  where the unit's panels have fewer columns (`b_columns`), several of them, b_rs elements apart;
                   "rows": row-major with row stride b_rs, read in place, never beyond column n
     accumulate    add to C instead of overwriting it
     whole_tile    C is memory for a whole tile, rows `nr` apart and aligned to a vector, whose ragged part may hold
