@@ -30,7 +30,9 @@ class Guards:
         return all(bool(condition.subs(values)) for condition in self.conditions)
 
 
-def fake_arguments(arguments: Sequence[torch.Tensor], marked: Sequence[torch.Tensor]) -> tuple[FakeTensorMode, list[Any]]:
+def fake_arguments(
+    arguments: Sequence[torch.Tensor], marked: Sequence[torch.Tensor]
+) -> tuple[FakeTensorMode, list[Any]]:
     """Fake tensors for tracing; the marked dimensions of the last arguments (the step's inputs) become symbols.
 
     Equal sizes share a symbol: inputs and targets of one batch stay of one length.
