@@ -48,5 +48,7 @@ def common_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes; this version trains in one")
     parser.add_argument(
-        "--detect-nan", action="store_true", help="stop at the first NaN and name the kernel (of Luban) and the module that made it"
+        "--detect-nan",
+        action="store_true",
+        help="stop at the first NaN and name the kernel (of Luban) and the module that made it",
     )

@@ -20,6 +20,8 @@ def compile(model: Callable, target: str = "native", fallback: str = "error", dy
     as torch.compile does, after the first change.
     """
     options = read_options({"fallback": fallback, "target": target})
+    if not callable(model):
+        raise ConfigError(f"luban.compile takes a model or a function, not {type(model).__name__}")
     if fallback == "error" and (os.environ.get("TORCHDYNAMO_DISABLE") == "1" or torch._dynamo.config.disable):
         raise ConfigError(
             "torch.compile is turned off (TORCHDYNAMO_DISABLE=1 or torch._dynamo.config.disable), so that everything "
@@ -44,4 +46,6 @@ def train_step(
     `optimizer.param_groups` at each call; gradients are clipped to the total norm `max_norm` if it is given.
     detect_nan: a step that meets a NaN stops there and raises NanError naming the first kernel that made one.
     """
+    if not isinstance(model, torch.nn.Module):
+        raise ConfigError(f"luban.train_step takes a torch.nn.Module as the model, not {type(model).__name__}")
     return TrainStep(model, loss_fn, optimizer, max_norm=max_norm, target=target, detect_nan=detect_nan)

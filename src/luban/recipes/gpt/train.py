@@ -142,7 +142,9 @@ def _not_finite(
         return f"the loss of step {number} is {loss}: try a smaller --lr, or --detect-nan to see where it began{where}"
     cause = nan.locate(job.model, before, tokens, targets)
     if isinstance(loss, NanError):
-        first = "its inputs hold a NaN" if loss.kernel is None else f"the kernel {loss.kernel} is the first to make a NaN"
+        first = (
+            "its inputs hold a NaN" if loss.kernel is None else f"the kernel {loss.kernel} is the first to make a NaN"
+        )
         return f"step {number} stopped: {first}, and {cause}; try a smaller --lr{where}"
     return f"step {number} is not finite (loss {loss}): {cause}; try a smaller --lr{where}"
 
@@ -174,7 +176,7 @@ def _save(job: Job) -> None:
 
 
 def _restore(job: Job) -> None:
-    last = checkpoint.load_last(job.checkpoints)
+    last = checkpoint.load_last(job.checkpoints, ("model", "optimizer", "random"))
     if last.state.get("text_digest") != job.corpus.digest:
         raise ConfigError(
             f"the text is not the one that the run in {job.folder} was started with; "
