@@ -65,6 +65,8 @@ def test_targets(chips, capsys):
     assert lines[2].split() == ["x86-64-amx", "x86-64", "512", "amx", "yes"]
     assert main(["targets", "native"]) == 0
     assert "32768, 1048576" in capsys.readouterr().out
+    assert main(["targets", "x86-64-amz"]) == 2, "a name that does not exist is wrong usage"
+    assert "did you mean x86-64-amx?" in capsys.readouterr().err
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,13 @@ def test_text_and_json(command, capsys):
     assert json.loads(capsys.readouterr().out) == {"count": 3}
 
 
+def test_json_has_no_nan(command, capsys):
+    command.run = lambda args: {"loss": float("nan"), "rows": [(float("inf"), 1.5)], "more": {"x": -float("inf")}}
+    assert cli.main(["probe", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert found == {"loss": None, "rows": [[None, 1.5]], "more": {"x": None}}
+
+
 def test_json_stands_alone_whatever_the_work_prints(command, capsys):
     def run(args):
         print("chatter")
@@ -86,6 +93,8 @@ def test_wrong_usage(command, capsys):
     assert cli.main([]) == 2
     assert cli.main(["doctr"]) == 2
     assert "did you mean doctor?" in capsys.readouterr().err
+    assert cli.main(["doctr", "--json"]) == 2
+    assert json.loads(capsys.readouterr().out)["ok"] is False
     assert cli.main(["--version"]) == 0
 
 

@@ -189,6 +189,10 @@ def test_the_source_of_a_nan_is_named():
     [
         (["--workers", "2"], "data-parallel"),
         (["--steps", "0"], "--steps must be above 0"),
+        (["--lr", "nan"], "--lr must be above 0 and finite, not nan"),
+        (["--clip", "inf"], "--clip must be above 0 and finite, not inf"),
+        (["--workers", "0"], "--workers must be above 0"),
+        (["--warmup", "-1"], "--warmup must be at least 0"),
         (["--width", "100", "--heads", "3"], "not a multiple"),
         (["--tokenizer", "bpe", "--vocab", "100"], "--vocab"),
         (["--resume", "--out", "/nonexistent"], "no run to resume"),
@@ -207,6 +211,12 @@ def test_given_options_win_over_the_size_and_a_resumed_run_keeps_its_own(tmp_pat
     assert (resumed.steps, resumed.width, resumed.backend, resumed.resume) == (7, 192, "eager", True)
     with pytest.raises(ConfigError, match="started with width 192, not 64"):
         parsed("--resume", "--out", str(tmp_path), "--width", "64")
-    (tmp_path / "config.json").write_text('{"unknown": 1}')
-    with pytest.raises(ConfigError, match="not of this recipe"):
-        parsed("--resume", "--out", str(tmp_path))
+    for damaged, said in (
+        ('{"unknown": 1}', "not of this recipe"),
+        (json.dumps({**chosen.__dict__, "layers": "two"}), "not of this recipe"),
+        ("[]", "holds no JSON object; put it right"),
+        ("{", "cannot read .*; put it right"),
+    ):
+        (tmp_path / "config.json").write_text(damaged)
+        with pytest.raises(ConfigError, match=said):
+            parsed("--resume", "--out", str(tmp_path))

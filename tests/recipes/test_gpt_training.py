@@ -167,6 +167,30 @@ def test_a_damaged_checkpoint_is_named(tiny, tmp_path):
         train(changed(tiny, resume=True), Silent)
 
 
+def test_a_checkpoint_without_one_of_its_files_is_named(tiny, tmp_path):
+    train(tiny, Silent)
+    (tmp_path / "run" / "checkpoints" / "step-00000008" / "model.safetensors").unlink()
+    with pytest.raises(LubanError, match="step-00000008: it lacks model.safetensors; remove that folder"):
+        train(changed(tiny, resume=True), Silent)
+
+
+def test_lines_of_metrics_that_a_crash_left_unreadable_do_not_stop_a_resumption(tiny, tmp_path):
+    train(tiny, Silent)
+    whole = losses(tiny.run_dir)
+    with open(tmp_path / "run" / "metrics.jsonl", "ab") as file:
+        file.write(b'\0\0\xff\n"text"\n{"loss": 1}\n{"step": 9, "lo')
+    train(changed(tiny, resume=True), Silent)
+    assert losses(tiny.run_dir) == whole
+
+
+def test_a_run_that_never_saved_is_not_sent_back_and_forth(tiny, tmp_path):
+    train(changed(tiny, steps=4), Silent)
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    for resume in (False, True):
+        with pytest.raises(ConfigError, match="another --out"):
+            train(changed(tiny, resume=resume), Silent)
+
+
 def test_another_text_is_refused_when_resuming(tiny, tmp_path):
     train(tiny, Silent)
     (tmp_path / "text.txt").write_text(TEXT + "more")
@@ -211,6 +235,8 @@ def test_the_report_for_people(tiny, capsys):
     out, err = capsys.readouterr()
     assert "tokens/s" in out and "sample:" in out and tiny.run_dir in out and "3/3" in err
     assert main(["train", "gpt", "--resume", "--out", tiny.run_dir]) == 0
+    shown = capsys.readouterr().out.replace("\n", "").replace("\t", "")
+    assert shown.isprintable(), "a sample of bytes sends a terminal no commands"
 
 
 def test_luban_follows_eager_step_by_step_and_resumes(tiny, tmp_path):

@@ -54,7 +54,11 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     module = parse(_read(args.file), args.file)
     verify(module)
     passes = pipeline.parse_pipeline(args.passes)
+    if not args.tolerance >= 0:
+        raise ConfigError(f"--tolerance must be a number of at least 0, not {args.tolerance}")
     symbols = _symbols(args.symbols)
+    if args.run or args.bisect:
+        _check_symbols(module, args, symbols)
     result: dict[str, Any] = {"ok": True, "file": args.file, "passes": [p.name for p in passes]}
     if args.bisect:
         culprit = pipeline.bisect(module, passes, _inputs(module, args, symbols), symbols, args.tolerance)
@@ -103,7 +107,22 @@ def _symbols(listed: str) -> dict[str, int]:
             found[name.strip()] = int(value)
         except ValueError as error:
             raise ConfigError(f"cannot read the symbol {item!r}; write --symbols s0=4,s1=8") from error
+        if found[name.strip()] < 0:
+            raise ConfigError(f"the symbol {item!r} is a size and cannot be negative; write --symbols s0=4,s1=8")
     return found
+
+
+def _check_symbols(module: ModuleOp, args: argparse.Namespace, symbols: dict[str, int]) -> None:
+    """Raises ConfigError naming every symbol of what is to be interpreted that has no value."""
+    from luban.compiler.ir import tile
+
+    kernels = tile.find_kernels(module)
+    chosen = [k for k in kernels if args.kernel in (None, k.sym_name.data)] if kernels else module.body.block.ops
+    wanted = [s.data for op in chosen for s in getattr(op, "symbols", None) or ()]
+    missing = [s for s in dict.fromkeys(wanted) if s not in symbols]
+    if missing:
+        example = ",".join(f"{s}=8" for s in missing)
+        raise ConfigError(f"the symbol {' and '.join(missing)} has no value; give it one, e.g. --symbols {example}")
 
 
 def _interpret(module: ModuleOp, args: argparse.Namespace, symbols: dict[str, int]) -> list[tuple[str, np.ndarray]]:

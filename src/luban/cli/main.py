@@ -17,6 +17,7 @@ import contextlib
 import difflib
 import importlib
 import json
+import math
 import os
 import sys
 import traceback
@@ -56,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, COMMANDS, n=1)
         hint = f"did you mean {near[0]}?" if near else "see `luban --help`"
-        return _fail(ConfigError(f"there is no command {name!r}; {hint}"))
+        return _fail(ConfigError(f"there is no command {name!r}; {hint}"), json_wanted="--json" in argv)
     try:
         command = importlib.import_module(f"luban.cli.{name}")
         args = _parser(name, command).parse_args(argv[1:])
@@ -94,11 +95,20 @@ def _run(command: ModuleType, args: argparse.Namespace) -> int:
     args.json = getattr(args, "json", False)
     with _stdout_kept(args.json), _plain_warnings():
         result: dict[str, Any] = command.run(args)
-    print(json.dumps(result) if args.json else command.text(result))
+    print(json.dumps(_finite(result), allow_nan=False) if args.json else command.text(result))
     sys.stdout.flush()
     if result.get("interrupted"):
         return 130
     return 0 if result.get("ok", True) else 1
+
+
+def _finite(value: Any) -> Any:
+    """The same with null for NaN and infinities: JSON has none, and its readers refuse Python's spelling of them."""
+    if isinstance(value, dict):
+        return {k: _finite(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @contextlib.contextmanager

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import difflib
 from typing import Any
 
 from luban.cli import output
+from luban.errors import ConfigError
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -15,9 +17,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """The facts of every target, or of the one asked for. Raises TargetError for an unknown name."""
+    """The facts of every target, or of the one asked for. Raises ConfigError for an unknown name."""
     from luban import targets
 
+    if args.name and args.name not in targets.names():
+        near = difflib.get_close_matches(args.name, targets.names(), n=1)
+        hint = f"did you mean {near[0]}?" if near else "`luban targets` lists them"
+        raise ConfigError(f"there is no target named {args.name!r}; {hint}")
     names = [args.name] if args.name else targets.names()
     return {"targets": [{**_plain(targets.get(name)), "name": name} for name in names], "detailed": bool(args.name)}
 

@@ -40,7 +40,7 @@ def text(result: dict[str, Any]) -> str:
     ]
     lines = [f"{name:<14} {value}" for name, value in rows]
     if result.get("sample"):
-        lines += ["", "sample:", *(f"  | {line}" for line in result["sample"].splitlines())]
+        lines += ["", "sample:", *(f"  | {line}" for line in _printable(result["sample"]).split("\n"))]
     if result.get("interrupted"):
         lines += [
             "",
@@ -52,3 +52,8 @@ def text(result: dict[str, Any]) -> str:
 def _number(value: float | None) -> str:
     """A loss, or a dash when there was no step to measure it in."""
     return "-" if value is None else f"{value:.4f}"
+
+
+def _printable(sample: str) -> str:
+    """A sample without the control characters that a model draws at will and a terminal obeys."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in sample)

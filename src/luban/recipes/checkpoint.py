@@ -11,7 +11,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,15 +69,21 @@ def steps(folder: Path) -> list[int]:
     return sorted(int(m.group(1)) for p in folder.iterdir() if (m := _NAME.fullmatch(p.name)))
 
 
-def load_last(folder: Path) -> Checkpoint:
-    """The newest checkpoint. Raises ConfigError when there is none and LubanError when it cannot be read."""
+def load_last(folder: Path, needed: Sequence[str] = ()) -> Checkpoint:
+    """The newest checkpoint. Raises ConfigError when there is none and LubanError when it cannot be read.
+
+    It cannot be read either when one of the groups that are `needed` is missing.
+    """
     found = steps(folder)
     if not found:
-        raise ConfigError(f"{folder} holds no checkpoint to resume from; start the run anew without --resume")
+        raise ConfigError(f"{folder} holds no checkpoint to resume from; start the run anew with another --out")
     path = folder / f"step-{found[-1]:08}"
     try:
         state = json.loads((path / "state.json").read_text())
         groups = {p.stem: safetensors.torch.load_file(p) for p in sorted(path.glob("*.safetensors"))}
+        missing = [f"{name}.safetensors" for name in needed if name not in groups]
+        if missing:
+            raise FileNotFoundError(f"it lacks {' and '.join(missing)}")
     except (OSError, ValueError, safetensors.SafetensorError) as e:
         raise LubanError(
             f"cannot read the checkpoint {path}: {e}; remove that folder to go on from the one before"

@@ -43,9 +43,12 @@ def find(out: str | None, recipe: str) -> Path:
 def read_json(path: Path) -> dict[str, Any]:
     """An object from a JSON file. Raises ConfigError when it cannot be read."""
     try:
-        return json.loads(path.read_text())
+        found = json.loads(path.read_text())
     except (OSError, ValueError) as e:
-        raise ConfigError(f"cannot read {path}: {e}") from e
+        raise ConfigError(f"cannot read {path}: {e}; put it right or start a new run with another --out") from e
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path} holds no JSON object; put it right or start a new run with another --out")
+    return found
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
@@ -97,7 +100,7 @@ class Metrics:
         self._path = path
         temporary = path.with_name(path.name + ".tmp")
         try:
-            kept = [line for line in _lines(path) if json.loads(line)["step"] <= keep_until]
+            kept = [line for line in _lines(path) if _step(line) <= keep_until]
             temporary.write_text("".join(kept))
             os.replace(temporary, path)
             self._file = open(path, "a", buffering=1)
@@ -124,4 +127,12 @@ def _lines(path: Path) -> list[str]:
     """The whole lines of a file that may not exist or end in the middle of one."""
     if not path.exists():
         return []
-    return [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    return [line for line in path.read_text(errors="replace").splitlines(keepends=True) if line.endswith("\n")]
+
+
+def _step(line: str) -> float:
+    """The step of a line; infinity for one that a crash left unreadable, so that it is dropped like a torn one."""
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, TypeError, KeyError):
+        return float("inf")

@@ -48,6 +48,31 @@ def test_batched_products(check):
     check(f, real(2, 3, 4), real(2, 4, 5), real(3, 5), **NEAR)
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64], ids=str)
+def test_integer_products_wrap_as_torch_has_them(check, dtype):
+    info = torch.iinfo(dtype)
+    draw = lambda *s: torch.randint(info.min, info.max, s, dtype=dtype)  # noqa: E731
+
+    def f(a, b, c, v):
+        return (
+            a @ b,
+            a[None] @ b[None],
+            a @ v,
+            v @ v,
+            F.linear(a, b.t()),
+            F.linear(a, b.t(), c),
+            torch.addmm(c, a, b, beta=3, alpha=5),
+            torch.baddbmm(c, a[None], b[None], alpha=3),
+            torch.einsum("ij,jk,k->i", a, b, c),
+            torch.addmv(a[:, 0], a, v, alpha=7),
+            torch.outer(v, v),
+            a[:, :0] @ b[:0],
+            torch.tensordot(a, b, 1),
+        )
+
+    check(f, draw(3, 40), draw(40, 5), draw(5), draw(40))
+
+
 def test_products_of_integers_and_bfloat16(check):
     a, b = torch.randint(-5, 5, (3, 4)), torch.randint(-5, 5, (4, 2))
     check(lambda a, b: a @ b, a, b)

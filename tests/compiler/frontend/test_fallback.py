@@ -68,3 +68,13 @@ def test_a_training_step_refuses_what_it_cannot_compile():
     step = luban.train_step(model, lambda o, t: o.sort()[0].mean(), torch.optim.SGD(model.parameters(), lr=0.1))
     with pytest.raises(UnsupportedOperatorError, match="aten.sort"):
         step(torch.randn(4, 3), torch.randn(4, 3))
+
+
+def test_an_operator_with_effects_is_listed_by_its_own_name():
+    def prints(x):
+        torch.ops.aten._print("hello")
+        return x + 1
+
+    with pytest.raises(UnsupportedOperatorError, match=r"aten\._print\.default \(.*test_fallback\.py") as caught:
+        luban.compile(prints)(torch.randn(3))
+    assert "with_effects" not in str(caught.value)

@@ -104,6 +104,17 @@ def test_schedules_of_other_numbers_do_not_compile_again(kind):
     assert report.graphs == 1
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_schedule_sees_that_the_optimizer_stepped():
+    model = mlp()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    step = luban.train_step(model, mse, optimizer)
+    step(*batches(1)[0])
+    schedule.step()
+    assert optimizer.param_groups[0]["lr"] == 0.05
+
+
 def test_parameter_groups():
     def make(m):
         slow = {"params": m[0].parameters(), "lr": 0.01, "weight_decay": 0.0}
@@ -336,6 +347,8 @@ MESSAGES = {
     "has no program for the optimizer Rprop": lambda: wrong(optimizer=lambda m: torch.optim.Rprop(m.parameters())),
     r"SGD\(maximize=True\)": lambda: wrong(optimizer=lambda m: SGD(m.parameters(), lr=0.1, maximize=True)),
     "not the model's": lambda: wrong(optimizer=lambda m: SGD(mlp().parameters(), lr=0.1)),
+    "takes a torch.nn.Module as the model, not function": lambda: luban.train_step(_shrinking, mse, None),
+    "luban.compile takes a model or a function, not int": lambda: luban.compile(3),
     "max_norm=-1 cannot clip": lambda: wrong(max_norm=-1),
     "one loss tensor with a single element": lambda: wrong(lambda o, t: o - t)(X, Y),
     "check shapes and dtypes": lambda: wrong()(torch.randn(3, 5), Y),

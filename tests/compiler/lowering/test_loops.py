@@ -6,6 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from luban.compiler.driver import GRAPH_PIPELINE
+from luban.compiler.frontend.torch import import_graph
+from luban.compiler.lowering.schedule import place_group, schedule
+from luban.compiler.passes.pipeline import run
+
 SHAPES = [(1, 1), (1, 33), (33, 1), (7, 5), (64, 65), (300, 3), (3, 300), (130, 1000), (2000, 40)]
 
 
@@ -109,3 +114,23 @@ def test_numbers_from_memory_are_read_once(machine):
 def test_sums_of_small_floats_accumulate_in_float32(machine, dtype, tolerance, dims):
     x = torch.full((3000, 7), 1.5).to(dtype)
     machine.check(lambda x: (x.sum(dims), x.mean(dims)), x, tolerance=tolerance)
+
+
+def columns_of(machine, f, args):
+    """The sizes of the axes that run innermost in each kernel of a function."""
+    module = import_graph(machine.traced(f, args), "main").module
+    run(module, GRAPH_PIPELINE)
+    groups = [place_group(op) for op in module.walk() if op.name == "graph.group"]
+    return [[axis.size for axis in schedule(g, set()).columns] for g in groups]
+
+
+def test_small_operands_do_not_turn_the_loops(machine):
+    """Whatever is computed a row or a column beside it, the lanes run along the big operand's neighbours."""
+    x, row, column = torch.randn(48, 64), torch.randn(48), torch.randn(64)
+    by_row = lambda x, r: x * ((r * r * 2 + r).tanh() * r)[:, None]  # noqa: E731
+    by_column = lambda x, c: x.bfloat16().float() * ((c * c * 2 + c).tanh() * c)  # noqa: E731
+    assert columns_of(machine, by_row, (x, row)) == [[64]]
+    assert columns_of(machine, by_column, (x, column)) == [[64]]
+    assert columns_of(machine, lambda x, c: (x.bfloat16().float() * (c * 2)).sum(1), (x, column)) == [[64]]
+    machine.check(by_row, x, row)
+    machine.check(by_column, x, column, tolerance=5e-3)

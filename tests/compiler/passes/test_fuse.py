@@ -275,6 +275,31 @@ def test_layer_norm_and_its_gradients(machine):
     machine.check(f, torch.randn(40, 65), torch.randn(65), torch.randn(65))
 
 
+def rms_norm_gradients(x, w, r, g):
+    """As autograd writes them: sums over rows and over columns, values a row, and a cast of every operand."""
+    wide = [t.float() for t in (x, w, g)]
+    normal, upstream = wide[0] * r, wide[2] * wide[1]
+    inner = (upstream * wide[0]).sum(1, keepdim=True) * -0.5 * (r * r * r) / x.shape[1]
+    return (upstream * r + inner * (wide[0] * 2)).to(x.dtype), (wide[2] * normal).sum(0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(40, 65), (300, 48), (64, 64), (3, 1000)], ids=str)
+def test_gradients_of_a_norm_are_one_kernel(machine, shape, dtype):
+    """A factor a row made of outside values alone (r^3) belongs to the rows, whatever its place in the program."""
+    x, w, g = torch.randn(shape).to(dtype), torch.randn(shape[1]).to(dtype), torch.randn(shape).to(dtype)
+    compiled = machine.check(rms_norm_gradients, x, w, torch.rand(shape[0], 1), g, tolerance=1e-5)
+    assert len(compiled.kernels) == 1
+
+
+@pytest.mark.parametrize("dims", [(3, 5, 7), (4, 6)], ids=str)
+def test_casts_of_several_operands_share_a_kernel(machine, dims):
+    x, y, z = (torch.randn(dims).bfloat16() for _ in range(3))
+    f = lambda x, y, z: ((x.float() * y.float() - z.float()).tanh(), (x.float() + z.float()).sum(-1))  # noqa: E731
+    assert len(machine.check(f, x, y, z).kernels) == 1
+    assert len(machine.check(lambda x, y: x.float() @ (y.float() * 2).mT, x, y).kernels) <= 3
+
+
 @pytest.mark.parametrize("stride", [1, 2])
 def test_a_sum_of_everything_after_a_maximum_over_one_element(machine, stride):
     """The maximum's dim has size 1, so its rows are all there is: the sum must still be one over them all."""

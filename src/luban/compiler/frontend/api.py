@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 import torch
 
 from luban.compiler.frontend.dynamo import luban_backend, read_options
 from luban.compiler.frontend.whole_step import TrainStep
+from luban.errors import ConfigError
 
 
 def compile(model: Callable, target: str = "native", fallback: str = "error", dynamic: bool | None = None) -> Callable:
@@ -18,6 +20,13 @@ def compile(model: Callable, target: str = "native", fallback: str = "error", dy
     as torch.compile does, after the first change.
     """
     options = read_options({"fallback": fallback, "target": target})
+    if not callable(model):
+        raise ConfigError(f"luban.compile takes a model or a function, not {type(model).__name__}")
+    if fallback == "error" and (os.environ.get("TORCHDYNAMO_DISABLE") == "1" or torch._dynamo.config.disable):
+        raise ConfigError(
+            "torch.compile is turned off (TORCHDYNAMO_DISABLE=1 or torch._dynamo.config.disable), so that everything "
+            'would run in eager; turn it on, or pass fallback="allow"'
+        )
     torch._dynamo.config.allow_rnn = True  # else Dynamo runs nn.LSTM and nn.GRU in eager without saying so
     return torch.compile(model, backend=luban_backend, options=options, dynamic=dynamic)
 
@@ -37,4 +46,6 @@ def train_step(
     `optimizer.param_groups` at each call; gradients are clipped to the total norm `max_norm` if it is given.
     detect_nan: a step that meets a NaN stops there and raises NanError naming the first kernel that made one.
     """
+    if not isinstance(model, torch.nn.Module):
+        raise ConfigError(f"luban.train_step takes a torch.nn.Module as the model, not {type(model).__name__}")
     return TrainStep(model, loss_fn, optimizer, max_norm=max_norm, target=target, detect_nan=detect_nan)

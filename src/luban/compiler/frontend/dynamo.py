@@ -15,6 +15,7 @@ from torch.fx import GraphModule
 
 from luban.compiler.frontend.compile_fx import compile_fx
 from luban.compiler.frontend.fallback import compile_with_fallback
+from luban.compiler.frontend.frames import watch
 from luban.compiler.frontend.shown_errors import call_showing_errors
 from luban.compiler.frontend.torch.decompositions import table
 from luban.errors import ConfigError
@@ -27,6 +28,9 @@ def luban_backend(
 ) -> Callable:
     """Compiles a Dynamo graph. Options: `fallback` ("allow" or "error") and `target` (a name of luban.targets)."""
     return call_showing_errors(partial(_compile, options), gm, example_inputs)
+
+
+watch(luban_backend)
 
 
 def _compile(options: dict[str, Any] | None, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable:

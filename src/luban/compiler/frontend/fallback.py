@@ -24,10 +24,10 @@ def compile_with_fallback(gm: GraphModule, target: str, name: str, saved_from: i
 
 
 def _compile_split(gm: GraphModule, target: str, name: str) -> Callable:
-    from luban.compiler.frontend.torch.importer import unsupported
+    from luban.compiler.frontend.torch.importer import operator_name, unsupported
 
     outside = set(unsupported(gm))
-    names = sorted({_operator_name(node) for node in outside})
+    names = sorted({operator_name(node) for node in outside})
     for each in names:
         report.add_fallback(each)
     listed = ", ".join(names)
@@ -46,11 +46,6 @@ def _compile_split(gm: GraphModule, target: str, name: str) -> Callable:
         return split(*inputs)
 
     return run
-
-
-def _operator_name(node: Node) -> str:
-    """The operator's overload; that of the wrapped one where torch orders effects."""
-    return str(node.args[1] if str(node.target) == "with_effects" else node.target)
 
 
 def _split_points(gm: GraphModule, outside: set[Node]) -> dict[Node, int]:

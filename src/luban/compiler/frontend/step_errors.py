@@ -20,7 +20,7 @@ def step_errors(inputs: Sequence[Any]) -> Iterator[None]:
     """Refuses inputs that no step can take, and says what torch finds wrong with the others as a ConfigError."""
     _check(inputs)
     try:
-        with _quiet():
+        with quiet():
             yield
     except UnsupportedOperatorError as error:
         raise UnsupportedOperatorError(error.operators, _EAGER) from None
@@ -53,7 +53,7 @@ def _described(value: Any) -> str:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Keeps torch's tracers from logging an error that is about to be raised."""
     loggers = [logging.getLogger(name) for name in _TRACERS]
     before = [logger.disabled for logger in loggers]

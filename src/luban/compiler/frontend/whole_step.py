@@ -141,6 +141,7 @@ class TrainStep:
 
     def _record_steps(self) -> None:
         """Keeps the optimizer's own count, so that its state_dict can be saved and loaded as ever."""
+        self.optimizer._opt_called = True  # type: ignore[attr-defined]  # else torch's schedulers warn of a missing step
         for group, names in self.groups:
             if "betas" not in group:
                 continue

@@ -38,7 +38,7 @@ def place_group(op: graph.GroupOp) -> Group:
     operations = [o for o in op.body.block.ops if o.name != "graph.yield"]
     group = open_group(operations[0])
     for o in operations[1:]:
-        if not join(group, o, by_shape=True):
+        if not join(group, o, by_shape=True, coming=operations):
             raise AssertionError(f"{o.name} does not fit the group that it was fused into")
     return group
 
@@ -74,9 +74,13 @@ def _choose_columns(group: Group) -> None:
         group.columns = []
         return
 
+    points = {id(m): len({a for dims in m.axes for a in dims if a.size != 1}) for m in group.members}
+    widest = [m for m in group.members if points[id(m)] == max(points.values())]
+
     def weight(axis: Axis) -> int:
+        """Only members that run at every point count: a value a row is read once a row, wherever it lies."""
         total = 0
-        for m in group.members:
+        for m in widest:
             total += 2 * (m.writes.get(axis, 0) == 1) + sum(r is not None and r[0].get(axis, 0) == 1 for r in m.reads)
         return total
 

@@ -67,7 +67,10 @@ _FULL = dict(
 
 # What a resumed run may change; anything else would make it another training.
 _MAY_CHANGE = {"steps", "backend", "eval_every", "checkpoint_every", "detect_nan", "resume", "run_dir", "workers"}
-_POSITIVE = ("layers", "heads", "width", "context", "batch", "steps", "lr", "eval_every", "checkpoint_every", "clip")
+_POSITIVE = (
+    *("layers", "heads", "width", "context", "batch", "steps", "eval_every", "checkpoint_every", "workers"),
+    *("lr", "clip"),
+)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -107,9 +110,9 @@ def resolve(args: argparse.Namespace) -> Options:
         base = dict(_QUICK if args.quick else _FULL)
     try:
         options = Options(**{**base, **given, "run_dir": str(folder)})
+        check(options)
     except TypeError as e:
         raise ConfigError(f"{folder}/config.json is not of this recipe or version ({e}); start a new run") from e
-    check(options)
     return options
 
 
@@ -120,8 +123,10 @@ def check(options: Options) -> None:
             f"--workers {options.workers}: data-parallel training is not part of this version; use --workers 1"
         )
     for name in _POSITIVE:
-        if getattr(options, name) <= 0:
-            raise ConfigError(f"--{name.replace('_', '-')} must be above 0, not {getattr(options, name)}")
+        if not 0 < getattr(options, name) < float("inf"):  # also refuses NaN
+            raise ConfigError(f"--{name.replace('_', '-')} must be above 0 and finite, not {getattr(options, name)}")
+    if options.warmup < 0:
+        raise ConfigError(f"--warmup must be at least 0, not {options.warmup}")
     if options.width % options.heads:
         raise ConfigError(f"--width {options.width} is not a multiple of --heads {options.heads}; choose one that is")
     if options.tokenizer == "bpe" and not 256 < options.vocab <= 65536:

@@ -176,7 +176,7 @@ def _save(job: Job) -> None:
 
 
 def _restore(job: Job) -> None:
-    last = checkpoint.load_last(job.checkpoints)
+    last = checkpoint.load_last(job.checkpoints, ("model", "optimizer", "random"))
     if last.state.get("text_digest") != job.corpus.digest:
         raise ConfigError(
             f"the text is not the one that the run in {job.folder} was started with; "

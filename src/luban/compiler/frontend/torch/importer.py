@@ -188,10 +188,15 @@ def _listed(failures: list[tuple[Node, str]]) -> list[str]:
     """One text for each distinct operator and reason, at its first place."""
     found: dict[tuple[str, str], str] = {}
     for node, why in failures:
-        key = (str(node.target), why)
-        if key not in found:
-            found[key] = str(node.target) + (f" with {why}" if why else "") + _place(node)
+        name = operator_name(node)
+        if (name, why) not in found:
+            found[name, why] = name + (f" with {why}" if why else "") + _place(node)
     return list(found.values())
+
+
+def operator_name(node: Node) -> str:
+    """The operator's overload; that of the wrapped one where torch orders effects."""
+    return str(node.args[1] if str(node.target) == "with_effects" else node.target)
 
 
 def _place(node: Node) -> str:

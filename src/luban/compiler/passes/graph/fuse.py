@@ -13,7 +13,8 @@ from xdsl.dialects.builtin import ModuleOp, StringAttr
 from xdsl.ir import Block, Operation, Region, SSAValue
 
 from luban.compiler.ir import graph
-from luban.compiler.passes.graph.grouping import Group, join, open_group
+from luban.compiler.passes.graph.grouping import LOOPS, MAX_MEMBERS, Group, join, open_group
+from luban.compiler.passes.graph.placement import domain_of
 from luban.compiler.passes.graph.takeover import copy_where, needs_copy
 from luban.compiler.passes.registry import register
 from luban.errors import LubanError
@@ -46,19 +47,24 @@ class Plan:
         ):
             self.waiting.update({r: op for r in op.results})
             return
-        bundle = self._bundle(op)
-        if bundle and self._join_bundle([*bundle, op]):
-            return
-        for waiting in bundle:
-            self._place(waiting)
-        self._place(op)
+        self._place_wanted(op)
 
     def finish(self) -> None:
         """Places what is still waiting: maps that only the caller wants."""
-        for op in list(dict.fromkeys(self.waiting.values())):
-            if op.results[0] in self.waiting:
-                for o in [*self._bundle(op), op]:
-                    self._place(o)
+        listed = dict.fromkeys(self.waiting.values())
+        for op in listed:
+            if not any(use.operation in listed for r in op.results for use in r.uses):
+                self._place_wanted(op)
+
+    def _place_wanted(self, op: Operation) -> None:
+        """Places `op` and the waiting maps that it needs: all in one group if they fit, else operand by operand."""
+        bundle = self._bundle(op)
+        if bundle and (self._join_bundle([*bundle, op]) or self._open_bundle([*bundle, op])):
+            return
+        for v in op.operands:
+            if v in self.waiting:
+                self._place_wanted(self.waiting[v])
+        self._place(op)
 
     def _bundle(self, op: Operation) -> list[Operation]:
         """The waiting maps that `op` needs, first things first."""
@@ -75,10 +81,10 @@ class Plan:
         return list(found)
 
     def _join_bundle(self, ops: list[Operation]) -> bool:
-        """Tries to put an operation and the maps that it waits for into a group that produces its operands."""
+        """Tries to put an operation and the maps that it waits for into a group that produces or reads their operands."""
         needs = {self.home[v] for op in ops for v in op.operands if v in self.home}
         before = self._before(ops, needs)
-        for g in sorted(needs, reverse=True):
+        for g in [*sorted(needs, reverse=True), *self._alike(ops, needs)]:
             others = self._closure(before - {g})
             trial = self.groups[g].copy()
             if not others >> g & 1 and all(join(trial, op, self.targets, by_shape=True) for op in ops):
@@ -87,6 +93,34 @@ class Plan:
                     self._settle(op, g, others)
                 return True
         return False
+
+    def _alike(self, ops: list[Operation], needs: set[int]) -> list[int]:
+        """Groups, the latest first, that walk over an outside value as one of the maps does."""
+        found = {g for op in ops for g in self._candidates(op, needs) if g not in needs}
+        return [
+            g
+            for g in sorted(found, reverse=True)[:4]
+            if any(join(self.groups[g].copy(), op, self.targets) for op in ops if op.name == "graph.map")
+        ]
+
+    def _open_bundle(self, ops: list[Operation]) -> bool:
+        """Tries to put an operation and the maps that it waits for into a new group: casts of several operands, say.
+
+        (Each map by itself would open a group for every operand and write it to memory.) The widest maps come first,
+        because their dimensions are the group's; then every other one finds its place among them.
+        """
+        if len(ops) > MAX_MEMBERS or ops[-1].name not in LOOPS:
+            return False
+        ordered = _widest_first(ops)
+        trial = open_group(ordered[0], self.targets)
+        if not all(join(trial, op, self.targets, by_shape=True) for op in ordered[1:]):
+            return False
+        needs = {self.home[v] for op in ops for v in op.operands if v in self.home}
+        before = self._closure(self._before(ops, needs))
+        g = self._new_group(trial)
+        for op in ordered:
+            self._settle(op, g, before)
+        return True
 
     def _before(self, ops: list[Operation], needs: set[int]) -> set[int]:
         """Groups that must run before: producers, and readers of what gets overwritten."""
@@ -103,11 +137,13 @@ class Plan:
             if not others >> g & 1 and join(self.groups[g], op, self.targets):
                 self._settle(op, g, others)
                 return
-        g = len(self.groups)
-        self.groups.append(open_group(op, self.targets))
+        self._settle(op, self._new_group(open_group(op, self.targets)), self._closure(before))
+
+    def _new_group(self, group: Group) -> int:
+        self.groups.append(group)
         self.operations.append([])
         self.ancestors.append(0)
-        self._settle(op, g, self._closure(before))
+        return len(self.groups) - 1
 
     def _closure(self, groups: set[int]) -> int:
         bits = 0
@@ -146,6 +182,17 @@ class Plan:
             for other, bits in enumerate(self.ancestors):
                 if bits >> g & 1:
                     self.ancestors[other] |= self.ancestors[g]
+
+
+def _widest_first(ops: list[Operation]) -> list[Operation]:
+    """The operations in an order that their values allow, those over the most dimensions first."""
+    left, order = list(ops), []
+    while left:
+        made_later = {r for o in left for r in o.results}
+        ready = [o for o in left if not any(v in made_later for v in o.operands)]
+        order.append(max(ready, key=lambda o: len([n for n in domain_of(o) if n != 1])))
+        left.remove(order[-1])
+    return order
 
 
 @register

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from xdsl.ir import Operation, SSAValue
 
-from luban.compiler.ir.attributes import Access, Indirect, contiguous
+from luban.compiler.ir.attributes import Access, contiguous
 from luban.compiler.passes.graph.placement import (
     Axis,
     Matcher,
@@ -94,11 +94,16 @@ def source_of(group: Group, value: SSAValue) -> SSAValue:
 
 
 def join(
-    group: Group, op: Operation, targets: Mapping[SSAValue, SSAValue] = MappingProxyType({}), by_shape: bool = False
+    group: Group,
+    op: Operation,
+    targets: Mapping[SSAValue, SSAValue] = MappingProxyType({}),
+    by_shape: bool = False,
+    coming: Collection[Operation] = (),
 ) -> bool:
     """Adds `op` to the group if it can run in the group's loops; says whether it did.
 
-    `by_shape` lets in an operation that shares nothing with the group yet, its dimensions matched in order. `targets`
+    `by_shape` lets in an operation that shares nothing with the group yet, placed where one of the `coming` operations
+    will read its result beside a value of the group's, or its dimensions matched in order. `targets`
     maps values to the arguments whose memory they take over: nobody in the group may read such an argument at any place
     but the one that is about to be overwritten.
     """
@@ -110,21 +115,13 @@ def join(
         return False  # the results of an attention are stored one after the other
     if 0 in domain_of(op) or any(a.size == 0 for a in group.axes):
         return False  # loops that never run would leave what has fewer dims, a scalar say, without a value
-    lead = _lead(group, op)
-    if lead is None and by_shape and not any(v in group.produced for v in op.operands):
-        lead = (Access.of([0] * len(domain_of(op))), {}, 0)
-    if lead is None:
+    leads = _leads(group, op, by_shape)
+    if by_shape and len(leads) > 0 and not any(v in group.produced for v in op.operands):
+        leads[-1:-1] = _coming_leads(group, op, coming)
+    placed = next(filter(None, (_fit(group, op, lead) for lead in leads)), None)
+    if placed is None:
         return False
-    access, reference, offset = lead
-    if access.offset != offset:
-        return False
-    matcher = Matcher(group.axes, reference)
-    axes = match_dims(op, matcher, access)
-    if axes is None:
-        return False
-    member = place(op, axes)
-    if not _edges_hold(group, op, member, matcher) or not _role_fits(group, member, matcher):
-        return False
+    member, matcher = placed
     if not _in_place_holds(group, member, matcher, targets):
         return False
     for split in matcher.splits:
@@ -132,36 +129,98 @@ def join(
     group.axes = matcher.axes
     if member.op.name == "graph.reduce" and group.columns is None:
         _decide_columns(group, member)
-    elif group.columns is None and matcher.free():
+    elif group.columns is None and _is_tail(group.axes, matcher.free()):
         group.columns = matcher.free()
     _admit(group, member)
     group.replaced.update({targets[r]: r for r in op.results if r in targets})
     return True
 
 
-def _lead(group: Group, op: Operation) -> tuple[Access, Strides, Dim] | None:
-    """The operand that ties `op` to the group: one produced there (the widest), else one that both read alike."""
-    best: tuple[Access, Strides, Dim] | None = None
+Lead = tuple[Access, Strides, Dim]  # how `op` reads a value, and how the group does
+
+
+def _leads(group: Group, op: Operation, by_shape: bool) -> list[Lead]:
+    """What may tie `op` to the group: a value produced there (the widest), else one that both read alike.
+
+    A value read along every axis says where everything belongs. With `by_shape` one read along some axes will do (a
+    value a row), and failing that as many elements as there are rows, or the dimensions in order.
+    """
     accesses = op.properties["accesses"].data  # type: ignore[union-attr]
-    for operand, access in zip(op.operands, accesses):
-        if operand not in group.produced:
-            continue
-        if operand in group.late or isinstance(access, Indirect):
-            return None
-        writes = group.produced[operand].writes
+    inside = [(v, a) for v, a in zip(op.operands, accesses) if v in group.produced]
+    if inside:
+        return _produced_lead(group, inside)
+    if group.kind in STORES:
+        return [_in_order(op)] if by_shape else []
+    best = _shared_lead(group, op, accesses)
+    if not by_shape:
+        return [best] if best and len(best[1]) == len([a for a in group.axes if a.size != 1]) else []
+    return [*([best] if best else []), *_as_rows(group, op), _in_order(op)]
+
+
+def _as_rows(group: Group, op: Operation) -> list[Lead]:
+    """The op's elements, in order, as one a row of the group."""
+    rows = [a for a in group.axes if a not in (group.columns or ())]
+    if group.columns is None or product(domain_of(op)) != product(a.size for a in rows):
+        return []
+    strides = contiguous([a.size for a in rows])
+    return [(Access.of(contiguous(domain_of(op))), {a: s for a, s in zip(rows, strides) if a.size != 1}, 0)]
+
+
+def _in_order(op: Operation) -> Lead:
+    return Access.of([0] * len(domain_of(op))), {}, 0
+
+
+def _produced_lead(group: Group, inside: Sequence[tuple[SSAValue, object]]) -> list[Lead]:
+    best: Lead | None = None
+    for value, access in inside:
+        if value in group.late or not isinstance(access, Access):
+            return []
+        writes = group.produced[value].writes
         if best is None or len(writes) > len(best[1]):
             best = (access, writes, 0)
-    if best is not None or group.kind in STORES:
-        return best
+    return [best] if best else []
+
+
+def _shared_lead(group: Group, op: Operation, accesses: Sequence[object]) -> Lead | None:
+    """The operand from outside that the group reads along most axes."""
+    best: Lead | None = None
     for operand, access in zip(op.operands, accesses):
-        if isinstance(access, Indirect):
+        if not isinstance(access, Access):
             continue
         for member in group.members:
             for other, read in zip(member.op.operands, member.reads):
                 if other is operand and read is not None and (best is None or len(read[0]) > len(best[1])):
                     best = (access, *read)
-    whole = len([a for a in group.axes if a.size != 1])
-    return best if best is not None and len(best[1]) == whole else None
+    return best
+
+
+def _coming_leads(group: Group, op: Operation, coming: Collection[Operation]) -> list[Lead]:
+    """Where operations to come would read what `op` makes: its own dimensions belong there."""
+    found: list[Lead] = []
+    for result in op.results:
+        for use in result.uses:
+            reader = use.operation
+            if reader not in coming or not any(v in group.produced for v in reader.operands):
+                continue
+            trial = group.copy()
+            if join(trial, reader) and len(trial.axes) == len(group.axes):
+                read = trial.members[-1].reads[use.index]
+                if read is not None and read[1] == 0:
+                    found.append((Access.of(contiguous(domain_of(op))), read[0], 0))
+    return found
+
+
+def _fit(group: Group, op: Operation, lead: Lead) -> tuple[Member, Matcher] | None:
+    """`op` placed as the lead says; None where it does not fit the group's loops."""
+    access, reference, offset = lead
+    if access.offset != offset:
+        return None
+    matcher = Matcher(group.axes, reference)
+    axes = match_dims(op, matcher, access)
+    if axes is None:
+        return None
+    member = place(op, axes)
+    return (member, matcher) if _edges_hold(group, op, member, matcher) and _role_fits(group, member, matcher) else None
 
 
 def _edges_hold(group: Group, op: Operation, member: Member, matcher: Matcher) -> bool:
@@ -233,6 +292,12 @@ def _role_fits(group: Group, member: Member, matcher: Matcher) -> bool:
         return True
     argument = any(k.data.startswith("arg") for k in member.op.properties["kinds"].data)  # type: ignore[union-attr]
     return not argument and reduced in (outer, inner | outer) and _small(inner)
+
+
+def _is_tail(axes: list[Axis], free: list[Axis]) -> bool:
+    """Whether a map that leaves these axes out has a value a row; one that leaves out the first ones is a row itself."""
+    real = [a for a in axes if a.size != 1]
+    return bool(free) and len(free) < len(real) and real[-len(free) :] == free
 
 
 def _column_size_fits(axes: list[Axis], member: Member) -> bool:

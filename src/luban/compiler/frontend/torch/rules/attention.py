@@ -1,4 +1,4 @@
-"""Scaled dot-product attention: one operation where nothing is dropped, its parts where something is."""
+"""Scaled dot-product attention: one operation where the kernels take it, its parts (attention_parts.py) elsewhere."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from xdsl.ir import Operation
 from luban.compiler.frontend.torch.builder import Builder, tensor_type
 from luban.compiler.frontend.torch.dtypes import COMPUTE, ELEMENT
 from luban.compiler.frontend.torch.registry import Unsupported, rule
+from luban.compiler.frontend.torch.rules.attention_parts import attention_gradients, attention_of
 from luban.compiler.frontend.torch.views import View, dense, expand, moved
 from luban.compiler.ir import graph
 from luban.compiler.ir.attributes import Dims
-from luban.symbolic import Dim
+from luban.symbolic import Dim, floordiv
 
 
 def _checked(q: View, k: View, v: View, dropout: float) -> tuple[Dim, ...]:
@@ -29,13 +30,14 @@ def _checked(q: View, k: View, v: View, dropout: float) -> tuple[Dim, ...]:
     return q.shape[0], q.shape[1], q.shape[2], k.shape[2], q.shape[3]
 
 
-def _shared(heads: Dim, view: View) -> int:
-    """How many query heads share one head of keys or values."""
-    if heads == view.shape[1]:
-        return 1
-    if not isinstance(heads, int) or not isinstance(view.shape[1], int) or heads % view.shape[1]:
-        raise Unsupported("numbers of heads that do not divide")
-    return heads // view.shape[1]
+def _in_parts(domain: Sequence[Dim], dtype: torch.dtype) -> bool:
+    """Whether the kernels refuse it: they accumulate in float32 and are written for one head size."""
+    return dtype is torch.float64 or not isinstance(domain[4], int)
+
+
+def _shared(heads: Dim, view: View) -> Dim:
+    """How many query heads share one head of keys or values (torch has seen to it that they divide)."""
+    return 1 if heads == view.shape[1] else floordiv(heads, view.shape[1])
 
 
 def _repeated(cx: Builder, view: View, heads: Dim) -> View:
@@ -62,10 +64,7 @@ def _summed(cx: Builder, grad: View, like: View) -> View:
 
 
 def _properties(domain: Sequence[Dim], operands: Sequence[View], scale: float | None, causal: bool) -> dict[str, Any]:
-    size = domain[4]
-    if scale is None and not isinstance(size, int):
-        raise Unsupported("a head size that is not a number")
-    value = 1 / math.sqrt(size) if scale is None else float(scale)  # type: ignore[arg-type]
+    value = 1 / math.sqrt(domain[4]) if scale is None else float(scale)  # type: ignore[arg-type]
     return {
         "domain": Dims(tuple(domain)),
         "accesses": ArrayAttr([v.access for v in operands]),
@@ -89,7 +88,12 @@ def attention(
 ) -> tuple[View, View]:  # fmt: skip
     domain = _checked(q, k, v, dropout_p)
     metas = cx.metas(node)
-    operands = [q, _repeated(cx, k, q.shape[1]), _repeated(cx, v, q.shape[1]), *_bias(attn_mask, domain)]
+    wide_k, wide_v = (_repeated(cx, x, q.shape[1]) for x in (k, v))
+    order = metas[0].order  # type: ignore[union-attr]
+    if _in_parts(domain, q.dtype):
+        made, sums = attention_of(cx, q, wide_k, wide_v, attn_mask, scale, is_causal)
+        return made if order is None else cx.dense(made, order), cx.cast(sums, metas[1].dtype)  # type: ignore[union-attr]
+    operands = [q, wide_k, wide_v, *_bias(attn_mask, domain)]
     batch, heads, rows, _, size = domain
     op = graph.AttentionOp.create(
         operands=[o.base for o in operands],
@@ -101,7 +105,6 @@ def attention(
     )
     cx.add(op)
     out, lse = _results(op, [(batch, heads, rows, size), (batch, heads, rows)], [q.dtype, torch.float32])
-    order = metas[0].order  # type: ignore[union-attr]
     if order is not None:  # once here, rather than at each reshape and output that want torch's layout
         out = cx.dense(out, order)
     return out, cx.cast(lse, metas[1].dtype)  # type: ignore[union-attr]
@@ -113,8 +116,12 @@ def attention_backward(
     is_causal: bool, *, attn_mask: View | None = None, scale: float | None = None,
 ) -> tuple[View, View, View]:  # fmt: skip
     domain = _checked(q, k, v, dropout_p)
-    wide = [_repeated(cx, x, q.shape[1]) for x in (k, v)]
-    operands = [grad, q, *wide, out, cx.cast(lse, torch.float32), *_bias(attn_mask, domain)]
+    wide_k, wide_v = (_repeated(cx, x, q.shape[1]) for x in (k, v))
+    orders = [m.order for m in cx.metas(node)]  # type: ignore[union-attr]
+    if _in_parts(domain, q.dtype):
+        gradients = attention_gradients(cx, grad, q, wide_k, wide_v, out, attn_mask, scale, is_causal)
+        return _shaped(cx, gradients, (q, k, v), orders)
+    operands = [grad, q, wide_k, wide_v, out, cx.cast(lse, torch.float32), *_bias(attn_mask, domain)]
     batch, heads, rows, keys, size = domain
     shapes = [(batch, heads, rows, size), (batch, heads, keys, size), (batch, heads, keys, size)]
     op = graph.AttentionBackwardOp.create(
@@ -123,8 +130,14 @@ def attention_backward(
         properties=_properties(domain, operands, scale, is_causal),
     )
     cx.add(op)
-    found = [_summed(cx, g, x) for g, x in zip(_results(op, shapes, [q.dtype] * 3), (q, k, v))]
-    orders = [m.order for m in cx.metas(node)]  # type: ignore[union-attr]
+    return _shaped(cx, _results(op, shapes, [q.dtype] * 3), (q, k, v), orders)
+
+
+def _shaped(
+    cx: Builder, gradients: Sequence[View], like: Sequence[View], orders: Sequence[Any]
+) -> tuple[View, View, View]:
+    """Gradients summed over heads that shared keys, in the memory order that torch promises."""
+    found = [_summed(cx, g, x) for g, x in zip(gradients, like)]
     return tuple(g if o is None else cx.dense(g, o) for g, o in zip(found, orders))  # type: ignore[return-value]
 
 

@@ -24,7 +24,7 @@ def product_type(dtype: torch.dtype) -> torch.dtype:
 
 def matrix_product(cx: Builder, a: View, b: View, dtype: torch.dtype) -> View:
     """(..., M, K) times (..., K, N) with equal batch dims."""
-    if a.dtype in (torch.bool, torch.uint8) or a.dtype is not b.dtype:
+    if a.dtype is torch.bool or a.dtype is not b.dtype:  # uint8 goes as int8: modulo 256 products and sums are the same
         raise Unsupported(f"dtypes {str(a.dtype)[6:]} and {str(b.dtype)[6:]}")
     batch = a.shape[:-2]
     m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
@@ -36,6 +36,11 @@ def matrix_product(cx: Builder, a: View, b: View, dtype: torch.dtype) -> View:
 @rule("aten.mm.default", "aten.bmm.default", "aten.mm.dtype", "aten.bmm.dtype")
 def mm(cx: Builder, node: Node, a: View, b: View, *_: Any) -> View:
     return matrix_product(cx, a, b, cx.meta(node).dtype)
+
+
+@rule("aten._int_mm.default")
+def int_mm(cx: Builder, node: Node, a: View, b: View) -> View:
+    return matrix_product(cx, cx.cast(a, torch.int32), cx.cast(b, torch.int32), torch.int32)
 
 
 @rule("aten.addmm.default", "aten.baddbmm.default")
