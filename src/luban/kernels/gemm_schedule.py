@@ -52,6 +52,7 @@ class GemmSchedule:
 
 # Packed panels of one operand take at most this part of the second-level cache, so that the other one's fit too.
 CACHE_SHARE = 2
+ANY_CACHE = 1 << 20  # bytes of a cache of which a target does not say how large it is
 # Rows of A in place whose distance is a multiple of this share a few sets of the first-level cache (1,024 bytes apart:
 # 16 rows in 4 sets of 12 ways).
 ALIASED = 2048
@@ -67,23 +68,31 @@ def choose(target: Target, shape: Shape, dtype: Attribute) -> GemmSchedule:
         t = replace(t, mr=max(1, m))
     depth = _depth(target, t, k)
     pack_a, pack_b = _packs(t, shape, m, n)
-    kc = max(depth, target.l2_bytes // CACHE_SHARE // (t.nr * size * 4) // depth * depth)
-    if isinstance(shape.k, int) and k <= kc:
-        kc = k
-    elif not isinstance(shape.k, int):
-        kc = depth
     share_m, share_n = _shares(target, (batch, m, n, k), t, pack_a)
-    nc = _block(t.nr, share_n, target.l2_bytes // CACHE_SHARE // (min(kc, k) * size))
-    most = target.l2_bytes // 4 // (nc * 4) if k > depth else share_m
-    mc = _block(t.mr, share_m, min(most, target.l2_bytes // 4 // (min(kc, k) * size)) if pack_a else most)
+    near = (target.l2_bytes or ANY_CACHE) // CACHE_SHARE
+    if isinstance(shape.k, int) and _packs_all_of_k(k, depth, share_n, size, near):
+        kc, nc = k, _block(t.nr, share_n, near // (k * size))
+        rows = share_m if k <= depth else near // 2 // (nc * 4)
+        mc = _block(t.mr, share_m, min(rows, near // 2 // (k * size)) if pack_a else rows)
+    else:
+        kc, nc, mc = depth, _block(t.nr, share_n, near // (depth * size)), share_m
     parallel = batch * m * n * k >= SMALL
-    return GemmSchedule(t, share_m, share_n, mc, nc, max(1, kc), depth, "rows", pack_a, pack_b, parallel)
+    return GemmSchedule(t, share_m, share_n, mc, nc, kc, depth, "rows", pack_a, pack_b, parallel)
+
+
+def _packs_all_of_k(k: int, depth: int, share_n: int, size: int, near: int) -> bool:
+    """Whether B is packed over all of k, not pass by pass.
+
+    Fewer columns fit the cache then and A is read once for each block of them: size bytes a product of `near / (k * size)`
+    columns. Packed pass by pass, sums are stored and loaded again: 8 bytes in `depth` products.
+    """
+    return k <= depth or share_n * k * size <= near or size * size * k / near <= 8 / depth
 
 
 def _depth(target: Target, t: RegisterTile, k: int) -> int:
     """Values of k of which a panel of A takes two thirds of the first-level cache; passes of equal depth."""
     size = bytes_of(t.element)
-    most = max(1, target.l1_bytes * 2 // 3 // (t.mr * size) // t.k_multiple) * t.k_multiple
+    most = max(1, (target.l1_bytes or ANY_CACHE) * 2 // 3 // (t.mr * size) // t.k_multiple) * t.k_multiple
     passes = -(-k // most)
     return -(-k // passes // t.k_multiple) * t.k_multiple
 
