@@ -22,7 +22,9 @@ from luban.compiler.frontend.torch.rules import (  # noqa: F401
     resampling,
     scans,
     scattering,
+    searching,
     softmax,
+    sorting,
     unary,
     views,
 )
