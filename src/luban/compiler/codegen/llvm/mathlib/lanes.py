@@ -219,6 +219,18 @@ class Lanes:
         listed = [(x.type, x.text), (x.type, n.text), (x.type, "zeroinitializer"), (mask, "-1"), ("i32", "4")]
         return Value(self, self.fn.intrinsic(name, x.type, listed), x.elem)
 
+    @property
+    def looks_up(self) -> bool:
+        """Whether `lookup` is one instruction here."""
+        return self.scales and self.elem == "float"
+
+    def lookup(self, table: Sequence[float], index: Value) -> Value:
+        """The entry of a table of 16 floats that the low 4 bits of each lane's integer name; only where `looks_up`."""
+        vector = self.type("float")
+        entries = ", ".join(f"float {literal('float', entry)}" for entry in table)
+        listed = [(vector, f"<{entries}>"), (self.type("i32"), index.text)]
+        return Value(self, self.fn.intrinsic("llvm.x86.avx512.permvar.sf.512", vector, listed), "float")
+
     # -- choice and bits
     def select(self, mask: Value, then: Operand, otherwise: Operand) -> Value:
         known = then if isinstance(then, Value) else otherwise
