@@ -25,6 +25,7 @@ from luban.compiler.frontend.torch.rules import (  # noqa: F401
     searching,
     softmax,
     sorting,
+    special,
     unary,
     views,
 )
