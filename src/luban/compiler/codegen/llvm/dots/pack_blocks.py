@@ -26,6 +26,10 @@ from luban.compiler.codegen.llvm.dots.pack_values import (
 from luban.compiler.codegen.llvm.dots.transpose import side_by_side, transpose
 from luban.compiler.codegen.llvm.emitter import Function
 
+# Blocks ahead to prefetch where a block takes few rows: 8 rows of float32 from memory pack in 0.23 to 0.26 ns an element
+# instead of 0.29 to 0.32 (in the second-level cache 0.086 instead of 0.081). Sixteen rows keep memory busy by themselves.
+AHEAD, FEW_ROWS = 4, 8
+
 
 def row_groups(fn: Function, rows: int, most: int, body: Callable[[str, int], None]) -> None:
     """`body(first, count)` for groups of `most` rows and for the smaller rest."""
@@ -159,6 +163,8 @@ def _across(fn: Function, spec: PackSpec, panel: Panel, count: int) -> None:
             fill(fn, spec, source, stage, strides, (count, panel.valid), limit(fn, spec, step, left))
 
         when(fn, fn.op(f"xor i1 {direct}, true"), staged)
+        if count <= FEW_ROWS:
+            _prefetch(fn, spec, panel, plus(fn, k, AHEAD * step), count, step)
         start = fn.op(f"select i1 {direct}, ptr {source}, ptr {stage}")
         pitch = fn.op(f"select i1 {direct}, i64 {panel.row_bytes}, i64 {step * size}")
         to = fn.op(f"select i1 {all_k}, ptr {target}, ptr {edge}")
@@ -172,6 +178,18 @@ def _across(fn: Function, spec: PackSpec, panel: Panel, count: int) -> None:
         return []
 
     loop(fn, fn.op(f"udiv i64 {plus(fn, '%K', step - 1)}, {step}"), [], body)
+
+
+def _prefetch(fn: Function, spec: PackSpec, panel: Panel, k: str, count: int, step: int) -> None:
+    """Asks for a later block of the same rows, or for the end of the rows where there is none."""
+    last = fn.op("sub i64 %K, 1")
+    near = fn.intrinsic("llvm.smin.i64", "i64", [("i64", k), ("i64", last)])
+    row = offset(fn, panel.source, fn.op(f"mul i64 {near}, {panel.k_bytes}"))
+    for _ in range(count):
+        for line in range(0, step * spec.src_bytes, 64):
+            at = offset(fn, row, line)
+            fn.intrinsic("llvm.prefetch.p0", "void", [("ptr", at), ("i32", "0"), ("i32", "3"), ("i32", "1")])
+        row = offset(fn, row, panel.row_bytes)
 
 
 def _shape(spec: PackSpec, count: int) -> Block:
