@@ -259,6 +259,35 @@ def error_function_fits() -> list[Fit]:
     ]
 
 
+# Centres of the pieces of erf are this far apart; sixteen of them reach up to where it is 1 to within half an ulp. At
+# this distance erf of the first centres is nearly a float32, so that the sum is right to 1.6 ulp.
+ERF_STEP, ERF_PIECES = 1089 / 4096, 16
+
+
+def erf_pieces() -> list[list[float]]:
+    """Degree 5 about each centre, relative to erf; the first piece has no constant term and leaves out t itself."""
+    reach = ERF_STEP / 2 * 1.001
+    first = Fit("", "", lambda t: mp.erf(t) / t - 1, (0, reach), 4, lambda t: t / mp.erf(t), "")
+    found = [[0.0, *fit(first)[0]]]
+    for piece in range(1, ERF_PIECES):
+        centre = mp.mpf(ERF_STEP) * piece
+        spec = Fit("", "", lambda t, c=centre: mp.erf(c + t), (-reach, reach), 5, lambda t, c=centre: 1 / mp.erf(c), "")
+        found.append(fit(spec)[0])
+    return found
+
+
+def written_pieces() -> str:
+    """The pieces as one row a power."""
+    powers = "".join(
+        f"    (  # t^{power}\n{indented([shortest(c, 'float') for c in column])}    ),\n"
+        for power, column in enumerate(zip(*erf_pieces(), strict=True))
+    )
+    text = (
+        f"erf(c + t) = p(t), and t + p(t) for c = 0, about {ERF_PIECES} centres c = 0, {ERF_STEP}, ...; a row a power"
+    )
+    return f"\n# {text}.\nERF_PIECES_FLOAT = (\n{powers})\n"
+
+
 HEADER = '''"""Coefficients of the elementary functions, constant term first. Written by tools/fit_polynomials.py."""
 '''
 
@@ -267,10 +296,16 @@ def rows(coefficients: list[float]) -> str:
     return "".join(f"    {value!r},\n" for value in coefficients)
 
 
+def indented(values: list[float]) -> str:
+    return "".join(f"        {value!r},\n" for value in values)
+
+
 def shortest(value: float, precision: str) -> float:
     """A float32 with as few digits as identify it."""
     if precision == "double":
         return value
+    if value == 0:
+        return 0.0
     return next(short for digits in range(1, 10) if round_to(short := float(f"{value:.{digits}g}"), "float") == value)
 
 
@@ -288,6 +323,8 @@ def main(wanted: list[str]) -> None:
             f"\n# {spec.text}.\n# Degree {spec.degree} on [{low:.6g}, {high:.6g}], {size}.\n"
             f"{spec.name} = (\n{rows([shortest(c, spec.precision) for c in coefficients])})\n"
         )
+    if not wanted or "ERF_PIECES_FLOAT" in wanted:
+        parts.append(written_pieces())
     if wanted:
         print("".join(parts))
     else:

@@ -199,6 +199,12 @@ def test_a_wrong_tile_size_is_one_sentence(size):
         generate_tiled_ir(torch.zeros(3, 3), torch.zeros(3, 3), tile_size=size)
 
 
+@pytest.mark.parametrize("step", [apply_arch_specific_opts, compile_to_binary])
+def test_what_is_not_ir_is_refused(step):
+    with pytest.raises(ConfigError, match="got ndarray in place of tiled IR; pass what generate_tiled_ir returned"):
+        step(np.zeros((2, 2)))
+
+
 def test_wrong_targets_are_one_sentence():
     ir = generate_tiled_ir(torch.zeros(3, 3), torch.zeros(3, 3))
     with pytest.raises(TargetError, match="did you mean kunpeng-920"):

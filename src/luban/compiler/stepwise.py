@@ -94,7 +94,8 @@ def generate_tiled_ir(a: Any, b: Any, tile_size: int | None = None) -> TiledIR:
     is read as it lies; what else is not row-major is copied when the binary is called.
 
     tile_size: side of the cache blocks, in rows, columns and values of k, which scheduling for a chip rounds up to that
-    chip's register tile; None derives the blocks from the chip's caches, which is faster. Raises ConfigError, in one sentence, for operands or a tile size that cannot work.
+    chip's register tile; None derives the blocks from the chip's caches, which is faster. Raises ConfigError, in one
+    sentence, for operands or a tile size that cannot work.
     """
     if tile_size is not None and (isinstance(tile_size, bool) or not isinstance(tile_size, int) or tile_size < 1):
         raise ConfigError(f"tile_size is {tile_size!r}; pass a whole number of at least 1, or None")
@@ -107,6 +108,7 @@ def apply_arch_specific_opts(ir_graph: TiledIR, target: str | Target = "native")
 
     Raises TargetError for an unknown target, and for a GPU or NPU.
     """
+    _require_ir(ir_graph)
     chip = targets.get(target)
     if not chip.is_cpu:
         raise TargetError(
@@ -121,11 +123,17 @@ def compile_to_binary(optimized: TiledIR) -> Binary:
     """Machine code for the target that the IR is scheduled for. Raises ConfigError for IR that knows no chip yet."""
     from luban.compiler.codegen.llvm.compile import compile_module
 
+    _require_ir(optimized)
     if optimized.target is PORTABLE:
         raise ConfigError("this IR is scheduled for no chip yet; pass it through apply_arch_specific_opts first")
     target = optimized.target
     emitted = emit_text(optimized.function, optimized.kernels, matmul.metadata(optimized.problem), target, "matmul")
     return Binary(optimized, emitted.metadata, compile_module(emitted.text, target))
+
+
+def _require_ir(given: Any) -> None:
+    if not isinstance(given, TiledIR):
+        raise ConfigError(f"got {type(given).__name__} in place of tiled IR; pass what generate_tiled_ir returned")
 
 
 def _lowered(problem: matmul.Matmul, module: ModuleOp, tile_size: int | None, target: Target) -> TiledIR:

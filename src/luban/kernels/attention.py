@@ -68,7 +68,7 @@ class _Forward(AttentionWriter):
         if not s.any_a and queries.k != 1:
             scratch = b.alloc(panel_elements(s, s.mr, self.query_block, p.size), s.element)
             queries = pack_a(b, s, queries, rows, b.dim(p.size), scratch)
-        all_keys = self.rows(1, self.head_base(1, batch, head), k0)
+        all_keys = self.rows(1, self.head_base(1, batch, self.key_head(head)), k0)
         right = pack_b(b, s, all_keys, keys, b.dim(p.size), self.packed_k)
 
         def keep(acc: SSAValue, i: SSAValue, j: SSAValue) -> None:
@@ -79,7 +79,7 @@ class _Forward(AttentionWriter):
         with b.loop(b.dim(0), rows, "serial") as row:
             self._softmax_row(row.index, keys)
         weights = Matrix(self.weights, b.dim(0), self.key_block, 1)
-        values = self.features(self.rows(2, self.head_base(2, batch, head), k0))
+        values = self.features(self.rows(2, self.head_base(2, batch, self.key_head(head)), k0))
         if self.packed_v is not None or values.outer != 1:
             scratch = self.packed_v or b.alloc(panel_elements(t, t.nr, p.size, self.key_block), t.element)
             values = pack_b(b, t, values, b.dim(p.size), keys, scratch)

@@ -1,6 +1,7 @@
 """Attention backward: weights are computed again from the log-sum-exp, block by block, so that nothing quadratic is kept.
 
-A task takes one head: for each block of queries and keys it needs five products (Dao et al., arXiv 2205.14135, appendix B).
+A task takes one head of keys and the query heads that share it: for each block of queries and keys it needs five
+products (Dao et al., arXiv 2205.14135, appendix B).
 """
 
 from __future__ import annotations
@@ -28,14 +29,23 @@ def lower(request: Request) -> Lowered:
 class _Backward(AttentionWriter):
     def emit(self) -> None:
         b, p = self.b, self.problem
-        counts: list[Dim] = [p.batch, p.heads]
-        with b.loop(b.dim(0), b.dim(p.batch * p.heads), "parallel") as task:
-            self.batch, self.head = b.digits(task.index, counts)
-            self._head()
+        counts: list[Dim] = [p.batch, p.key_heads]
+        with b.loop(b.dim(0), b.dim(p.batch * p.key_heads), "parallel") as task:
+            self.batch, key_head = b.digits(task.index, counts)
+            self._open(key_head)
+            if p.shared == 1:
+                self._head(key_head)
+            else:
+                with b.loop(b.dim(0), b.dim(p.shared), "serial") as member:
+                    self._head(b.add(b.mul(key_head, b.dim(p.shared)), member.index))
+            self.head = key_head
+            for result, buffer in self.sums.items():
+                self._store_rows(result, buffer, b.dim(0), b.dim(p.keys))
 
-    def _head(self) -> None:
+    def _open(self, key_head: SSAValue) -> None:
+        """Scratch memory, and the sums of what the heads give to their keys and values."""
         b, p, t = self.b, self.problem, self.tile
-        self.base = [self.head_base(o, self.batch, self.head) for o in (GRAD, Q, K, V, OUT)]
+        self.keys_base = {o: self.head_base(o, self.batch, key_head) for o in (K, V)}
         self.delta = b.alloc(p.queries, f32)
         self.sums = {1: b.alloc(p.keys * p.size, f32), 2: b.alloc(p.keys * p.size, f32)}
         self.sum_q = b.alloc(self.query_block * p.size, f32)
@@ -49,12 +59,15 @@ class _Backward(AttentionWriter):
         for buffer in self.sums.values():
             with b.loop(b.dim(0), b.dim(p.keys * p.size), "vector") as loop:
                 b.store(b_constant(self, 0.0), buffer, [loop.index], [1])
+
+    def _head(self, head: SSAValue) -> None:
+        b, p = self.b, self.problem
+        self.head = head
+        self.base = {o: self.head_base(o, self.batch, head) for o in (GRAD, Q, OUT)} | self.keys_base
         self._deltas()
         with b.loop(b.dim(0), b.dim(floordiv(p.queries + (self.query_block - 1), self.query_block)), "serial") as step:
             q0 = b.mul(step.index, b.dim(self.query_block))
             self._query_block(q0, b.minimum(b.dim(self.query_block), b.binary(arith.SubiOp, b.dim(p.queries), q0)))
-        for result, buffer in self.sums.items():
-            self._store_rows(result, buffer, b.dim(0), b.dim(p.keys))
 
     def _deltas(self) -> None:
         """delta[i] = sum over features of grad_out * out: what the softmax's gradient subtracts."""

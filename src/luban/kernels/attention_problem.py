@@ -11,6 +11,7 @@ from xdsl.ir import Attribute, Operation, SSAValue
 
 from luban.compiler.ir.attributes import Access
 from luban.compiler.ir.dtypes import bytes_of
+from luban.compiler.ir.graph import shared_heads
 from luban.compiler.lowering.builder import KernelBuilder
 from luban.compiler.lowering.evaluator import Evaluator
 from luban.compiler.lowering.registry import Lowered, Request
@@ -19,7 +20,7 @@ from luban.compiler.passes.graph.grouping import source_of
 from luban.errors import UnsupportedOperatorError
 from luban.kernels.dot_writer import Matrix
 from luban.kernels.register_tiles import RegisterTile, fit, register_tile
-from luban.symbolic import Dim, product
+from luban.symbolic import Dim, floordiv, product
 
 QUERY_BLOCK = 64  # queries of a block, more or less: 65 of them make one block, not a second one of a single row
 KEY_BLOCK = 256  # keys that a block of queries meets at once: its scores stay in the second-level cache
@@ -36,6 +37,12 @@ class Problem:
     size: int
     scale: float
     causal: bool
+    shared: int  # query heads that share one head of keys and values
+
+    @property
+    def key_heads(self) -> Dim:
+        """How many heads keys and values have."""
+        return floordiv(self.heads, self.shared)
 
 
 def problem_of(op: Operation) -> Problem:
@@ -46,7 +53,7 @@ def problem_of(op: Operation) -> Problem:
     if not isinstance(size, int):
         raise UnsupportedOperatorError([f"{op.name} with the symbolic head size {size}"])
     scale, causal = op.properties["scale"].value.data, bool(op.properties["causal"].value.data)  # type: ignore[union-attr]
-    return Problem(batch, heads, queries, keys, size, scale, causal)
+    return Problem(batch, heads, queries, keys, size, scale, causal, shared_heads(op))
 
 
 def _at_most(length: Dim, block: int) -> int:
@@ -106,6 +113,11 @@ class AttentionWriter(Evaluator):
                 base = b.add(base, b.mul(index, b.dim(stride)))
         return base
 
+    def key_head(self, head: SSAValue) -> SSAValue:
+        """The head of keys and values that a query head meets."""
+        b, shared = self.b, self.problem.shared
+        return head if shared == 1 else b.binary(arith.DivUIOp, head, b.dim(shared))
+
     def rows(self, operand: int, base: SSAValue, start: SSAValue) -> Matrix:
         """An operand of a head from row `start` on: rows are positions, k is the feature."""
         access, b = self.accesses[operand], self.b
@@ -129,7 +141,7 @@ class AttentionWriter(Evaluator):
             if v in self.group.produced and source_of(self.group, v) is own:
                 b.store(self.value(v), self.buffer[v], *self.address(self.member(v).writes))
             elif v is own:
-                sizes = (self.problem.heads, own.type.shape[2], self.problem.size)  # type: ignore[attr-defined]
+                sizes = own.type.shape[1:]  # type: ignore[attr-defined]
                 strides = (product(sizes), product(sizes[1:]), sizes[2], 1)
                 b.store(self.cache[own], self.buffer[v], list(at), list(strides))
 

@@ -1,4 +1,4 @@
-"""Micro-kernels and packing against float64 NumPy: layouts, ragged extents, poison; other chips by their assembly."""
+"""Micro-kernels against float64 NumPy: layouts, ragged extents, poison; other chips by their assembly."""
 
 import ctypes
 import itertools
@@ -353,94 +353,6 @@ def test_epilogue_takes_the_place_of_the_store(unrolled, masked):
         np.testing.assert_allclose(out[:m, :n], expected, atol=1e-4)
         out[:m, :n] = POISON
         assert np.all(out == POISON) and np.array_equal(c, kept)
-
-
-@pytest.mark.parametrize("contiguous", ["k", "rows", "none"])
-@pytest.mark.parametrize(
-    ("panel_rows", "lanes", "group", "src", "dst"),
-    [
-        (16, 16, 1, "float", "float"),
-        (14, 16, 1, "float", "float"),
-        (48, 16, 1, "float", "float"),
-        (6, 4, 1, "float", "float"),
-        (8, 8, 1, "bfloat", "float"),
-        (12, 8, 1, "half", "float"),
-        (4, 2, 1, "double", "double"),
-        (8, 8, 1, "bfloat", "bfloat"),
-        (8, 16, 1, "float", "float"),
-        (8, 16, 2, "bfloat", "bfloat"),
-        (8, 16, 2, "float", "bfloat"),
-        (14, 16, 2, "bfloat", "bfloat"),
-        (32, 16, 2, "bfloat", "bfloat"),
-        (12, 8, 2, "float", "bfloat"),
-        (32, 16, 32, "bfloat", "bfloat"),
-        (32, 16, 32, "float", "bfloat"),
-    ],
-)
-def test_packing(panel_rows, lanes, group, src, dst, contiguous):
-    rng = np.random.default_rng(6)
-    pair = min(group, 2)
-    native = bool(HOST_FEATURES.get("avx512bf16")) and panel_rows == 32
-    spec = PackSpec(
-        panel_rows,
-        group,
-        contiguous,
-        src,
-        dst,
-        lanes,
-        needs_masks,
-        native,
-        k_multiple=32 if panel_rows == 32 and group == 2 else 0,
-    )
-    module = Module()
-    emit_pack(module, "pack", spec)
-    call = jit(module, "pack", PACK_PARAMETERS)
-    block = lanes * pair
-    for rows, k in [
-        (panel_rows, block),
-        (1, 1),
-        (0, 5),
-        (5, 0),
-        (2 * panel_rows + 3, 2 * block + 5),
-        (panel_rows + 1, 3),
-        (9 * panel_rows + 3, 7),
-    ]:
-        held, exact = to_storage(rng.standard_normal((rows, k)), src)
-        if contiguous == "k":
-            source = np.zeros((rows + 1, k + 3), held.dtype)
-            source[:rows, :k] = held
-            rs, ks = k + 3, 1
-        elif contiguous == "rows":
-            source = np.zeros((k + 1, rows + 3), held.dtype)
-            source[:k, :rows] = held.T
-            rs, ks = 1, rows + 3
-        else:
-            source = np.zeros((rows + 1, 2 * k + 3), held.dtype)
-            source[:rows, : 2 * k : 2] = held
-            rs, ks = 2 * k + 3, 2
-        padded = -(-k // spec.k_step) * spec.k_step
-        panels = -(-rows // panel_rows)
-        full = np.zeros((panels * panel_rows, padded), DTYPES[dst])
-        full[:rows, :k] = to_storage(exact, dst)[0]
-        expected = full.reshape(panels, panel_rows, padded // group, group).transpose(0, 2, 1, 3)
-        out = aligned((expected.size + 64,), DTYPES[dst])
-        out[:] = 77
-        call(source.ctypes.data, rs, ks, out.ctypes.data, rows, k)
-        np.testing.assert_array_equal(out[: expected.size], expected.ravel(), err_msg=f"{spec} {rows} {k}")
-        assert np.all(out[expected.size :] == 77), f"packing wrote beyond its panels: {spec} {rows} {k}"
-
-
-def test_rounding_to_bfloat_keeps_nan_and_ties():
-    values = np.array([np.nan, np.inf, -np.inf, 1.00390625, 1.01171875, -0.0, 3.4e38, 1e-3], np.float32)
-    values.view(np.uint32)[0] = 0x7FFFFFFF  # a NaN whose rounded payload would carry into the sign
-    module = Module()
-    emit_pack(module, "pack", PackSpec(8, 1, "rows", "float", "bfloat", 8, needs_masks))
-    out = np.zeros(8, np.uint16)
-    jit(module, "pack", PACK_PARAMETERS)(values.ctypes.data, 1, 8, out.ctypes.data, 8, 1)
-    wide = (out.astype(np.uint32) << 16).view(np.float32)
-    assert np.isnan(wide[0])
-    assert np.array_equal(wide[1:6], np.array([np.inf, -np.inf, 1.0, 1.015625, -0.0], np.float32))
-    assert wide[6] == np.inf and abs(wide[7] - 1e-3) < 4e-6
 
 
 def assembly(spec, triple, cpu, features="", abi=""):

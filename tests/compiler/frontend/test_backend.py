@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 import luban
 from luban.errors import ConfigError, LubanError, TargetError
+from luban.runtime import pools
 
 
 def mlp():
@@ -353,3 +354,17 @@ def test_bad_options_and_bad_data():
         luban.compile(lambda x: x + 3, target="loongarch64-lasx")(x)
     with pytest.raises(LubanError, match="out of range"):
         luban.compile(lambda x, i: x[i])(x, torch.tensor([1, 9]))
+
+
+def test_a_compilation_starts_without_idle_memory():
+    _, twin, compiled = pair(wide)
+    x = torch.randn(64, 300)
+    compiled(x).sum().backward()
+    twin.zero_grad()
+    held = compiled(x)
+    want = held.detach().clone()
+    assert pools.outputs.bytes() > pools.outputs.bytes(held=True) > 0
+    luban.compile(lambda x: x * 2 - 1)(x)
+    assert pools.outputs.bytes() <= pools.outputs.bytes(held=True) + pools.size_class(x.nbytes)
+    assert torch.equal(held, want)
+    held.sum().backward()

@@ -338,17 +338,23 @@ def _attention_operands(op: Operation, domains: Sequence[Shape], frame: Frame) -
 
 def _attention(op: graph.AttentionOp, frame: Frame) -> list[np.ndarray]:
     b, h, q, k, d = frame.shape(op.domain.data)
-    arrays = _attention_operands(op, [(b, h, q, d), (b, h, k, d), (b, h, k, d), (b, h, q, k)], frame)
+    shared = graph.shared_heads(op)
+    keys = (b, h // shared, k, d)
+    arrays = _attention_operands(op, [(b, h, q, d), keys, keys, (b, h, q, k)], frame)
+    arrays[1:3] = [np.repeat(x, shared, axis=1) for x in arrays[1:3]]
     results = attention(arrays, op.scale.value.data, bool(op.causal.value.data))
     return [conform(x, r.type.dtype) for x, r in zip(results, op.results, strict=False)]
 
 
 def _attention_backward(op: graph.AttentionBackwardOp, frame: Frame) -> list[np.ndarray]:
     b, h, q, k, d = frame.shape(op.domain.data)
-    rows, keys = (b, h, q, d), (b, h, k, d)
+    shared = graph.shared_heads(op)
+    rows, keys = (b, h, q, d), (b, h // shared, k, d)
     arrays = _attention_operands(op, [rows, rows, keys, keys, rows, (b, h, q), (b, h, q, k)], frame)
-    results = attention_backward(arrays, op.scale.value.data, bool(op.causal.value.data))
-    return [conform(x, r.type.dtype) for x, r in zip(results, op.results, strict=False)]
+    arrays[2:4] = [np.repeat(x, shared, axis=1) for x in arrays[2:4]]
+    grad_q, *others = attention_backward(arrays, op.scale.value.data, bool(op.causal.value.data))
+    summed = [x.reshape(b, h // shared, shared, k, d).sum(axis=2) for x in others]
+    return [conform(x, r.type.dtype) for x, r in zip((grad_q, *summed), op.results, strict=False)]
 
 
 def _group(op: graph.GroupOp, frame: Frame) -> list[np.ndarray]:

@@ -11,11 +11,15 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Module:
-    """Functions, declarations and constants of one LLVM module; `text()` is what LLVM parses."""
+    """Functions, declarations and constants of one LLVM module; `text()` is what LLVM parses.
+
+    `features` are the LLVM features that its code may count on.
+    """
 
     functions: dict[str, str] = field(default_factory=dict)
     declarations: dict[str, str] = field(default_factory=dict)
     constants: dict[str, str] = field(default_factory=dict)
+    features: frozenset[str] = frozenset()
 
     def declare(self, name: str, returns: str, arguments: list[str], attributes: str = "") -> str:
         """Declares an external function or intrinsic once; returns `@name`."""

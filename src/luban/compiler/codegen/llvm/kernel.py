@@ -11,13 +11,14 @@ from luban.compiler.codegen.llvm import (  # noqa: F401 (they register emitters)
     loops,
     memory,
     packing,
+    quotients,
     random,
     scalar_ops,
     scratch,
 )
 from luban.compiler.codegen.llvm.context import Context, emit_block
 from luban.compiler.codegen.llvm.emitter import Function, Module
-from luban.compiler.codegen.llvm.lanes import function_attributes
+from luban.compiler.codegen.llvm.lanes import features_of, function_attributes
 from luban.compiler.codegen.llvm.values import Buffer, Uniform, scalar_type
 from luban.compiler.ir.attributes import BufferType
 from luban.compiler.ir.tile import KernelOp
@@ -37,6 +38,7 @@ def emit_kernel(module: Module, kernel: KernelOp, target: Target) -> str:
     names = [symbol.data for symbol in kernel.symbols]
     parameters = [("ptr", f"b{i}") for i in range(len(buffers))] + [("i64", f"s.{s}") for s in names] + [("ptr", "rt")]
     fn = Function(module, name, "void", parameters, "internal", f"noinline {function_attributes(target)}")
+    module.features = features_of(target)
     module.functions[name] = ""  # keeps kernels before their bodies in the text
     ctx = Context(module, fn, target, {s: f"%s.{s}" for s in names}, "%rt")
     ctx.values.update({arg: Buffer(scalar_type(arg.type), f"%b{i}") for i, arg in enumerate(buffers)})

@@ -24,15 +24,13 @@ def _pack(ctx: Context, op: Any) -> None:
         src_type=source.type,
         dst_type=target.type,
         lanes=max(1, ctx.target.vector_bits // (64 if wide else 32)),
-        masked=loads_masked(ctx.target, "double" if wide else "float"),
+        masked=loads_masked(ctx.target, source.type),
         native_bf16=not features_of(ctx.target).isdisjoint(("avx512bf16", "bf16")),
         k_multiple=op.padding,
     )
     name = "luban.pack." + ".".join(str(field).lower() for field in vars(spec).values())
     if name not in ctx.module.functions:
-        emit_pack(ctx.module, name, spec)
-        text = ctx.module.functions[name]
-        ctx.module.functions[name] = text.replace(" nounwind {", f" {function_attributes(ctx.target)} {{", 1)
+        emit_pack(ctx.module, name, spec, function_attributes(ctx.target))
     start = ctx.fn.op(f"getelementptr {register_type(source.type)}, ptr {source.pointer}, i64 {base.text}")
     arguments = [("ptr", start), *(("i64", stride.text) for stride in strides), ("ptr", target.pointer)]
     ctx.fn.call("void", f"@{name}", [*arguments, ("i64", outer.text), ("i64", k.text)])

@@ -116,7 +116,6 @@ _INSTRUCTIONS = {
     "arith.addf": "fadd contract",
     "arith.subf": "fsub contract",
     "arith.mulf": "fmul contract",
-    "arith.divf": "fdiv contract",
     "arith.andi": "and",
     "arith.ori": "or",
     "arith.xori": "xor",

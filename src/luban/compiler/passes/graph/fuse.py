@@ -6,6 +6,7 @@ went quadratic (46 ms an operation at 600 operations).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -15,6 +16,8 @@ from xdsl.ir import Block, Operation, Region, SSAValue
 from luban.compiler.ir import graph
 from luban.compiler.passes.graph.grouping import LOOPS, MAX_MEMBERS, Group, join, open_group
 from luban.compiler.passes.graph.placement import domain_of
+from luban.compiler.passes.graph.recompute import LATE
+from luban.compiler.passes.graph.stores import choose
 from luban.compiler.passes.graph.takeover import copy_where, needs_copy
 from luban.compiler.passes.registry import register
 from luban.errors import LubanError
@@ -30,6 +33,7 @@ class Plan:
     """
 
     targets: dict[SSAValue, SSAValue]
+    stores: Mapping[Operation, set[Operation]] = field(default_factory=dict)  # what each store may compute
     groups: list[Group] = field(default_factory=list)
     operations: list[list[Operation]] = field(default_factory=list)
     ancestors: list[int] = field(default_factory=list)
@@ -39,13 +43,10 @@ class Plan:
     waiting: dict[SSAValue, Operation] = field(default_factory=dict)
 
     def add(self, op: Operation) -> None:
-        """Places `op`; a map of nothing but outside values waits until somebody wants its result."""
-        if (
-            op.name == "graph.map"
-            and not any(v in self.home for v in op.operands)
-            and not any(r in self.targets for r in op.results)
-        ):
-            self.waiting.update({r: op for r in op.results})
+        """Places `op`; a map that no group which makes its operands takes in waits until somebody wants its result."""
+        if op.name == "graph.map" and not any(r in self.targets for r in op.results):
+            if LATE in op.attributes or not self._join_bundle([*self._bundle(op), op], makers_only=True):
+                self.waiting.update({r: op for r in op.results})
             return
         self._place_wanted(op)
 
@@ -80,14 +81,16 @@ class Plan:
         visit(op)
         return list(found)
 
-    def _join_bundle(self, ops: list[Operation]) -> bool:
+    def _join_bundle(self, ops: list[Operation], makers_only: bool = False) -> bool:
         """Tries to put an operation and the maps that it waits for into a group that produces or reads their operands."""
         needs = {self.home[v] for op in ops for v in op.operands if v in self.home}
         before = self._before(ops, needs)
-        for g in [*sorted(needs, reverse=True), *self._alike(ops, needs)]:
+        for g in [*sorted(needs, reverse=True), *([] if makers_only else self._alike(ops, needs))]:
             others = self._closure(before - {g})
+            if others >> g & 1 or not self._takes(g, ops[-1]):
+                continue
             trial = self.groups[g].copy()
-            if not others >> g & 1 and all(join(trial, op, self.targets, by_shape=True) for op in ops):
+            if all(join(trial, op, self.targets, by_shape=True, coming=ops) for op in ops):
                 self.groups[g] = trial
                 for op in ops:
                     self._settle(op, g, others)
@@ -113,7 +116,7 @@ class Plan:
             return False
         ordered = _widest_first(ops)
         trial = open_group(ordered[0], self.targets)
-        if not all(join(trial, op, self.targets, by_shape=True) for op in ordered[1:]):
+        if not all(join(trial, op, self.targets, by_shape=True, coming=ordered) for op in ordered[1:]):
             return False
         needs = {self.home[v] for op in ops for v in op.operands if v in self.home}
         before = self._closure(self._before(ops, needs))
@@ -134,7 +137,7 @@ class Plan:
         before = self._before([op], needs)
         for g in self._candidates(op, needs):
             others = self._closure(before - {g})
-            if not others >> g & 1 and join(self.groups[g], op, self.targets):
+            if not others >> g & 1 and self._takes(g, op) and join(self.groups[g], op, self.targets):
                 self._settle(op, g, others)
                 return
         self._settle(op, self._new_group(open_group(op, self.targets)), self._closure(before))
@@ -144,6 +147,11 @@ class Plan:
         self.operations.append([])
         self.ancestors.append(0)
         return len(self.groups) - 1
+
+    def _takes(self, g: int, op: Operation) -> bool:
+        """Whether the group's kind can take in `op`: a loop, or a store that shall compute it."""
+        group = self.groups[g]
+        return group.kind == "loop" or op in self.stores.get(group.members[0].op if group.members else op, ())
 
     def _closure(self, groups: set[int]) -> int:
         bits = 0
@@ -186,11 +194,14 @@ class Plan:
 
 def _widest_first(ops: list[Operation]) -> list[Operation]:
     """The operations in an order that their values allow, those over the most dimensions first."""
-    left, order = list(ops), []
+    left, order = list(ops), list[Operation]()
     while left:
         made_later = {r for o in left for r in o.results}
         ready = [o for o in left if not any(v in made_later for v in o.operands)]
-        order.append(max(ready, key=lambda o: len([n for n in domain_of(o) if n != 1])))
+        placed = {r for o in order for r in o.results}
+        order.append(
+            max(ready, key=lambda o: (len([n for n in domain_of(o) if n != 1]), not placed.isdisjoint(o.operands)))
+        )
         left.remove(order[-1])
     return order
 
@@ -226,7 +237,7 @@ def group_block(block: Block, planner: type[Plan]) -> None:
 
 
 def _decide(block: Block, planner: type[Plan]) -> Plan:
-    plan = planner({op.value: op.target for op in block.ops if isinstance(op, graph.AssignOp)})
+    plan = planner({op.value: op.target for op in block.ops if isinstance(op, graph.AssignOp)}, choose(block))
     for op in block.ops:
         if op.name not in OUTSIDE:
             plan.add(op)

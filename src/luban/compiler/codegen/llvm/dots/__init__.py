@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from luban.compiler.codegen.llvm.dots.amx import AMX_A_GROUP, AMX_B_COLUMNS, emit_amx
 from luban.compiler.codegen.llvm.dots.bf16_dot import emit_bf16_dot, emit_bfdot
 from luban.compiler.codegen.llvm.dots.fma import emit_fma
-from luban.compiler.codegen.llvm.dots.pack import PackSpec, emit_pack
+from luban.compiler.codegen.llvm.dots.pack import emit_pack
+from luban.compiler.codegen.llvm.dots.pack_spec import PackSpec
 from luban.compiler.codegen.llvm.dots.spec import DotSpec
 from luban.compiler.codegen.llvm.emitter import Module
 from luban.errors import ConfigError

@@ -1,24 +1,29 @@
-"""In-register transposes from shuffles that every SIMD set has: interleaves in 128-bit lanes, then lane selection."""
+"""Transposes from loads of 128-bit quarters and shuffles within 128-bit lanes, which every SIMD set has.
+
+Vector i of a block takes rows i, lane + i, 2 lane + i, ...: a lane of the register holds a piece of a row, so that no
+shuffle has to cross lanes. A 16 x 16 block of 32-bit words takes 32 shuffles instead of 64.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from luban.compiler.codegen.llvm.emitter import Function
 
 
-def transpose(fn: Function, rows: list[str], ty: str, lane: int) -> list[str]:
-    """Transposes `len(rows)` vectors of as many elements of type `ty`; returns the columns.
+def transpose(
+    fn: Function, gather: Callable[[int, int], str], ty: str, width: int, lane: int, blocks: int
+) -> list[str]:
+    """The `blocks * lane` columns of `width` rows, each a vector of `width` elements of type `ty`.
 
-    `lane` is the number of elements in 128 bits (at most the vector's width); both are powers of two. A row may be
-    `poison`, which leaves the lanes of its number undefined in every column.
+    `gather(i, c)` gives columns `c * lane` to `(c + 1) * lane` of rows i, lane + i, 2 lane + i, ... side by side. It is
+    called row by row: rows a page apart share one set of the first-level cache, and each must be read before it goes.
     """
-    width = len(rows)
-    lane = min(lane, width)
-    columns: list[list[str]] = [[] for _ in range(lane)]
-    for first in range(0, width, lane):
-        for number, vector in enumerate(_within_lanes(fn, rows[first : first + lane], ty, width, lane)):
-            columns[number].append(vector)
-    parts = [_across_lanes(fn, vectors, ty, width, lane) for vectors in columns]
-    return [parts[c % lane][c // lane] for c in range(width)]
+    gathered = [[gather(i, c) for c in range(blocks)] for i in range(lane)]
+    columns: list[str] = []
+    for c in range(blocks):
+        columns += _within_lanes(fn, [row[c] for row in gathered], ty, width, lane)
+    return columns
 
 
 def shuffle(fn: Function, a: str, b: str, ty: str, width: int, order: list[int]) -> str:
@@ -28,6 +33,20 @@ def shuffle(fn: Function, a: str, b: str, ty: str, width: int, order: list[int])
     indices = ", ".join(f"i32 {i}" for i in order)
     vector = f"<{width} x {ty}>"
     return fn.op(f"shufflevector {vector} {a}, {vector} {b}, <{len(order)} x i32> <{indices}>")
+
+
+def side_by_side(fn: Function, parts: list[str], ty: str, width: int) -> str:
+    """A power of two of vectors of `width` elements as one."""
+    while len(parts) > 1:
+        order = list(range(2 * width))
+        parts = [shuffle(fn, a, b, ty, width, order) for a, b in zip(parts[::2], parts[1::2], strict=True)]
+        width *= 2
+    return parts[0]
+
+
+def interleave(fn: Function, a: str, b: str, ty: str, width: int) -> str:
+    """a[0], b[0], a[1], b[1], ..."""
+    return shuffle(fn, a, b, ty, width, [i // 2 + (width if i % 2 else 0) for i in range(2 * width)])
 
 
 def _within_lanes(fn: Function, vectors: list[str], ty: str, width: int, lane: int) -> list[str]:
@@ -40,15 +59,3 @@ def _within_lanes(fn: Function, vectors: list[str], ty: str, width: int, lane: i
             shuffle(fn, vectors[i], vectors[i + half], ty, width, order) for i in range(half) for order in (low, high)
         ]
     return vectors
-
-
-def _across_lanes(fn: Function, vectors: list[str], ty: str, width: int, lane: int) -> list[str]:
-    """Vector `g` holds block (g, L) in lane L; returns for each L the vector of blocks (0, L), (1, L), ..."""
-    if len(vectors) == 1:
-        return vectors
-    even = [2 * (i // lane) * lane + i % lane for i in range(width)]
-    odd = [i + lane for i in even]
-    pairs = list(zip(vectors[::2], vectors[1::2], strict=True))
-    evens = _across_lanes(fn, [shuffle(fn, a, b, ty, width, even) for a, b in pairs], ty, width, lane)
-    odds = _across_lanes(fn, [shuffle(fn, a, b, ty, width, odd) for a, b in pairs], ty, width, lane)
-    return [vector for both in zip(evens, odds, strict=True) for vector in both]

@@ -21,8 +21,27 @@ TAIL_STARTS, TAIL_CENTRE, ERF_SATURATES = 1.1875, 2.59375, 4.0
 ERFC_VANISHES = {"float": 10.25, "double": 27.5}
 
 
+# Centres of erf's pieces are this far apart.
+ERF_STEP = 1089 / 4096
+
+
+def erf_by_pieces(lanes: Lanes, x: Value) -> Value:
+    """A polynomial about the nearest of 16 centres: 18 instructions in place of 29 for one polynomial a half."""
+    a = lanes.at_most(lanes.abs(x), 15 * ERF_STEP)
+    n, bits = lanes.nearest(a, 1 / ERF_STEP)
+    t = lanes.fma(n, -ERF_STEP, a)
+    constant, *rest = [lanes.lookup(row, bits) for row in c.ERF_PIECES_FLOAT]
+    slope = rest.pop()
+    for coefficient in reversed(rest):
+        slope = lanes.fma(slope, t, coefficient)
+    # The larger of the two is t in the first piece, where t stands for itself, and the constant in all others.
+    return lanes.copysign(lanes.fma(slope, t, lanes.at_least(t, constant)), x)
+
+
 @elementary("erf", "float")
 def erf(lanes: Lanes, x: Value) -> Value:
+    if lanes.looks_up:
+        return erf_by_pieces(lanes, x)
     # Two polynomials and a choice cost less than an exponential or a division.
     a = lanes.abs(x)
     near = lanes.fma(lanes.polynomial(x * x, c.ERF_FLOAT), a, a)

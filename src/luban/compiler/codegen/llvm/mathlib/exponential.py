@@ -28,8 +28,12 @@ EXPM1_LOWEST = {"float": -17.5, "double": -38.0}
 def reduce_ln2(lanes: Lanes, x: Value, bias: int) -> tuple[Value, Value]:
     """(r, bits): x = n ln 2 + r, |r| <= ln 2 / 2, and n + bias in the low bits of the integer."""
     n, bits = lanes.nearest(x, LOG2_E, bias)
-    r = lanes.fma(n, -LN2_HIGH[x.elem], x)
-    return lanes.fma(n, -LN2_LOW[x.elem], r), bits
+    return less_ln2(lanes, x, n), bits
+
+
+def less_ln2(lanes: Lanes, x: Value, n: Value) -> Value:
+    """x - n ln 2."""
+    return lanes.fma(n, -LN2_LOW[x.elem], lanes.fma(n, -LN2_HIGH[x.elem], x))
 
 
 def power_of_two(lanes: Lanes, bits: Value, elem: str) -> Value:
@@ -56,6 +60,9 @@ def exp_reduced(lanes: Lanes, r: Value) -> Value:
 
 def exp_in_range(lanes: Lanes, x: Value) -> Value:
     """e^x for x inside EXP_RANGE, or NaN."""
+    if lanes.scales:
+        n, _ = lanes.nearest(x, LOG2_E)
+        return lanes.scale(exp_reduced(lanes, less_ln2(lanes, x, n)), n)
     r, bits = reduce_ln2(lanes, x, 2 * EXPONENT_BIAS[x.elem])
     return scale_by_power(lanes, exp_reduced(lanes, r), bits)
 

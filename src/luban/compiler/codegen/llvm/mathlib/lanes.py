@@ -16,6 +16,7 @@ from luban.compiler.codegen.llvm.emitter import Function
 INTEGER = {"float": "i32", "double": "i64"}
 MANGLED = {"float": "f32", "double": "f64"}
 MANTISSA_BITS = {"float": 23, "double": 52}
+BYTES = {"float": 4, "double": 8}
 EXPONENT_BIAS = {"float": 127, "double": 1023}
 SIGN_BIT = {"float": 1 << 31, "double": 1 << 63}
 # Adding this to |x| < 2^22 (2^51) leaves the nearest integer in the low mantissa bits, without a conversion
@@ -205,6 +206,30 @@ class Lanes:
         magic = ROUNDING_MAGIC[x.elem] + bias
         shifted = self.fma(x, scale, magic)
         return shifted - magic, self.bits(shifted)
+
+    @property
+    def scales(self) -> bool:
+        """Whether `scale` is one instruction here: whole registers of AVX-512."""
+        return "avx512f" in self.fn.module.features and self.width * BYTES[self.elem] == 64
+
+    def scale(self, x: Value, n: Value) -> Value:
+        """x * 2^n for a float n that is an integer, rounded once; only where `scales`."""
+        name = f"llvm.x86.avx512.mask.scalef.{'ps' if x.elem == 'float' else 'pd'}.512"
+        mask = f"i{self.width}"
+        listed = [(x.type, x.text), (x.type, n.text), (x.type, "zeroinitializer"), (mask, "-1"), ("i32", "4")]
+        return Value(self, self.fn.intrinsic(name, x.type, listed), x.elem)
+
+    @property
+    def looks_up(self) -> bool:
+        """Whether `lookup` is one instruction here."""
+        return self.scales and self.elem == "float"
+
+    def lookup(self, table: Sequence[float], index: Value) -> Value:
+        """The entry of a table of 16 floats that the low 4 bits of each lane's integer name; only where `looks_up`."""
+        vector = self.type("float")
+        entries = ", ".join(f"float {literal('float', entry)}" for entry in table)
+        listed = [(vector, f"<{entries}>"), (self.type("i32"), index.text)]
+        return Value(self, self.fn.intrinsic("llvm.x86.avx512.permvar.sf.512", vector, listed), "float")
 
     # -- choice and bits
     def select(self, mask: Value, then: Operand, otherwise: Operand) -> Value:

@@ -22,7 +22,10 @@ from luban.compiler.frontend.torch.rules import (  # noqa: F401
     resampling,
     scans,
     scattering,
+    searching,
     softmax,
+    sorting,
+    special,
     unary,
     views,
 )

@@ -226,20 +226,28 @@ def addcmul(cx: Builder, node: Node, x: View, y: View, z: View, value: Any = 1) 
     return cx.pointwise(node, lambda b, p, q, r, v: b.add(p, b.mul(v, b.mul(q, r))), (x, y, z, value))
 
 
+@rule("prims.fma.default")
+def fma(cx: Builder, node: Node, x: Operand, y: Operand, z: Operand) -> View:
+    """x * y + z, which code generation contracts to one rounding where the chip can."""
+    return cx.pointwise(node, lambda b, p, q, r: b.add(b.mul(p, q), r), (x, y, z))
+
+
 @rule("aten.addcdiv.default")
 def addcdiv(cx: Builder, node: Node, x: View, y: View, z: View, value: Any = 1) -> View:
     return cx.pointwise(node, lambda b, p, q, r, v: b.add(p, b.mul(v, b.div(q, r))), (x, y, z, value))
 
 
 @rule("aten.logaddexp.default")
-def logaddexp(cx: Builder, node: Node, x: View, y: View) -> View:
-    def body(b: Body, p: SSAValue, q: SSAValue) -> SSAValue:
-        top = b.maximum(p, q)
-        sum_ = b.add(top, b.log1p(b.exp(b.neg(b.abs(b.sub(p, q))))))
-        same_infinity = b.and_(b.cmp("eq", p, q), b.cmp("eq", b.abs(p), b.like(p, float("inf"))))
-        return b.select(same_infinity, p, sum_)
+def logaddexp_(cx: Builder, node: Node, x: View, y: View) -> View:
+    return cx.pointwise(node, logaddexp, (x, y))
 
-    return cx.pointwise(node, body, (x, y))
+
+def logaddexp(b: Body, p: SSAValue, q: SSAValue) -> SSAValue:
+    """log(exp(p) + exp(q)) without overflow."""
+    top = b.maximum(p, q)
+    sum_ = b.add(top, b.log1p(b.exp(b.neg(b.abs(b.sub(p, q))))))
+    same_infinity = b.and_(b.cmp("eq", p, q), b.cmp("eq", b.abs(p), b.like(p, float("inf"))))
+    return b.select(same_infinity, p, sum_)
 
 
 @rule("aten.xlogy.Tensor", "aten.xlogy.Scalar_Other", "aten.xlogy.Scalar_Self")

@@ -31,10 +31,23 @@ def stabilised(cx: Builder, x: View, dim: int, compute: torch.dtype) -> tuple[Vi
 def softmax_of(cx: Builder, x: View, dim: int, dtype: torch.dtype, order: Any = None) -> View:
     """softmax along a dim, computed in float32 or wider."""
     compute = COMPUTE[dtype] if x.dtype is not torch.float64 else torch.float64
+    if x.shape and x.strides[dim] == 1:
+        return _of_rows(cx, x, dim, compute, dtype, order)
     top, powers = stabilised(cx, x, dim, compute)
     return cx.elementwise(
         lambda b, v, m, s: b.div(b.exp(b.sub(v, m)), s), [x, top, powers], compute, None, x.shape, dtype, order
     )
+
+
+def _of_rows(cx: Builder, x: View, dim: int, compute: torch.dtype, dtype: torch.dtype, order: Any) -> View:
+    """softmax along neighbours: the powers are named, so that one kernel keeps those of a row at hand and has each once."""
+    dims = normal_dims(dim, len(x.shape))
+    top = fold(cx, [x], dims, lambda b, v: b.cast(v, x.dtype, compute), ["max"], [compute], True)[0]
+    top = moved(top, x.shape, top.strides)
+    powers = cx.elementwise(lambda b, v, m: b.exp(b.sub(v, m)), [x, top], compute, None, x.shape, compute)
+    total = fold(cx, [powers], dims, lambda b, v: v, ["add"], [compute], True)[0]
+    total = moved(total, x.shape, total.strides)
+    return cx.elementwise(lambda b, v, s: b.div(v, s), [powers, total], compute, None, x.shape, dtype, order)
 
 
 @rule("aten._softmax.default", "aten.softmax.int")

@@ -1,0 +1,93 @@
+"""What a packing function is asked to be: a frozen description, checked once when it is made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from luban.compiler.codegen.llvm.dots.spec import ELEMENT_BYTES
+from luban.errors import ConfigError
+
+CONTIGUOUS = ("k", "rows", "none")
+
+
+@dataclass(frozen=True)
+class PackSpec:
+    """One packing function, `void name(ptr src, i64 src_rs, i64 src_ks, ptr dst, i64 rows, i64 K)`.
+
+    Element (r, k) is read at `src[r * src_rs + k * src_ks]`; `ceil(rows / panel)` panels of `panel * Kp` elements are
+    written one after the other, `Kp` being K rounded up to `k_multiple`; what lies beyond `rows` or K is zero.
+
+    panel        rows of a panel: MR for A, NR for B
+    group        values of K side by side: see `dots.PANELS`; 1, 2, or as many as two vectors have words
+    contiguous   "k" (src_ks is 1), "rows" (src_rs is 1) or "none"
+    src_type, dst_type   LLVM element types; float to bfloat rounds to nearest even
+    lanes        words in a vector register: 16 for AVX-512, 8 for AVX2, 4 for NEON
+    masked       the target has masked loads of the source's elements
+    native_bf16  the target converts float to bfloat itself (AVX512-BF16, FEAT_BF16)
+    k_multiple   0 means `group`; see `dots.PANELS`
+    """
+
+    panel: int
+    group: int = 1
+    contiguous: str = "k"
+    src_type: str = "float"
+    dst_type: str = "float"
+    lanes: int = 16
+    masked: bool = True
+    native_bf16: bool = False
+    k_multiple: int = 0
+
+    def __post_init__(self) -> None:
+        if self.contiguous not in CONTIGUOUS:
+            raise ConfigError(f"packing: contiguous {self.contiguous!r} is unknown; use one of {CONTIGUOUS}")
+        if self.group > 1 and (ELEMENT_BYTES[self.dst_type] != 2 or self.group % 2):
+            raise ConfigError(f"packing: groups of {self.group} need a 2-byte type, got {self.dst_type}; use group 1")
+        if self.group > 2 and self.group != 2 * self.lanes:
+            raise ConfigError(
+                f"packing: groups of {self.group} need vectors of {self.group // 2} words, got {self.lanes}; use group 2"
+            )
+        if self.k_step % self.group:
+            raise ConfigError(f"packing: K is padded to {self.k_step}, which is no multiple of the group {self.group}")
+
+    @property
+    def k_step(self) -> int:
+        """K is padded to a multiple of this."""
+        return self.k_multiple or self.group
+
+    @property
+    def pair(self) -> int:
+        """Values of K in a word."""
+        return min(self.group, 2)
+
+    @property
+    def word_bytes(self) -> int:
+        return self.pair * ELEMENT_BYTES[self.dst_type]
+
+    @property
+    def word(self) -> str:
+        """LLVM type of a word."""
+        return f"i{8 * self.word_bytes}"
+
+    @property
+    def line_bytes(self) -> int:
+        """Bytes of a panel that hold one group of K of all rows."""
+        return self.panel * self.group * ELEMENT_BYTES[self.dst_type]
+
+    @property
+    def src_bytes(self) -> int:
+        return ELEMENT_BYTES[self.src_type]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A panel being written, as LLVM operands: source, target, valid rows (may exceed the panel's), source strides in
+    bytes, padded K, bytes to the next panel.
+    """
+
+    source: str
+    target: str
+    valid: str
+    row_bytes: str
+    k_bytes: str
+    padded: str
+    size: str
