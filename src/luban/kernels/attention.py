@@ -1,19 +1,24 @@
 """Attention forward: blocks of queries against blocks of keys with an online softmax (Dao et al., arXiv 2205.14135).
 
-Memory stays linear in the length. A task takes one head and a share of its queries; scores of a block stay in scratch
-that fits the second-level cache.
+Memory stays linear in the length. A task takes a head, or a part of its queries where heads are fewer than cores: it
+packs the head's keys and values once, then walks its blocks of queries past them. Scores of a block stay in scratch
+that fits the caches. Exponents are base 2: log2(e) is part of the scale.
 """
 
 from __future__ import annotations
 
 from xdsl.dialects import arith, math
 from xdsl.dialects.builtin import f32
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import SSAValue
 
 from luban.compiler.lowering.registry import Lowered, Request
-from luban.kernels.attention_problem import AttentionWriter, flops_of
-from luban.kernels.dot_writer import Matrix, dot, pack_a, pack_b, panel_elements
+from luban.kernels.attention_blocks import pieces_of
+from luban.kernels.attention_problem import LOG2_E, AttentionWriter, Block, flops_of
+from luban.kernels.attention_softmax import Softmax
+from luban.kernels.dot_writer import Matrix, dot
 from luban.symbolic import Dim, floordiv
+
+Q, K, V, BIAS = range(4)
 
 
 def lower(request: Request) -> Lowered:
@@ -25,109 +30,134 @@ def lower(request: Request) -> Lowered:
 
 class _Forward(AttentionWriter):
     def emit(self) -> None:
+        """Every task takes each `pieces`-th block of a head's queries: with causality the later ones see more keys."""
         b, p = self.b, self.problem
-        blocks = floordiv(p.queries + (self.query_block - 1), self.query_block)
-        counts: list[Dim] = [p.batch, p.heads, blocks]
-        total = p.batch * p.heads * blocks
-        with b.loop(b.dim(0), b.dim(total), "parallel") as task:
-            batch, head, block = b.digits(task.index, counts)
-            q0 = b.mul(block, b.dim(self.query_block))
-            rows = b.minimum(b.dim(self.query_block), b.binary(arith.SubiOp, b.dim(p.queries), q0))
-            self._query_block(batch, head, q0, rows)
+        step = self.query_block
+        blocks = floordiv(p.queries + (step - 1), step)
+        pieces = pieces_of(self.request.target, p.batch, p.heads, blocks)
+        counts: list[Dim] = [p.batch, p.heads, pieces]
+        with b.loop(b.dim(0), b.dim(p.batch * p.heads * pieces), "parallel") as task:
+            self.batch, self.head, piece = b.digits(task.index, counts)
+            self._open()
+            own = b.binary(arith.SubiOp, b.dim(blocks + (pieces - 1)), piece)
+            own = own if pieces == 1 else b.binary(arith.DivUIOp, own, b.dim(pieces))
+            with b.loop(b.dim(0), own, "serial") as turn:
+                block = b.add(b.mul(turn.index, b.dim(pieces)), piece) if pieces > 1 else turn.index
+                q0 = b.mul(block, b.dim(step))
+                self._query_block(q0, b.minimum(b.dim(step), b.binary(arith.SubiOp, b.dim(p.queries), q0)))
 
-    def _query_block(self, batch: SSAValue, head: SSAValue, q0: SSAValue, rows: SSAValue) -> None:
-        b, p, t, s = self.b, self.problem, self.tile, self.score_tile
-        self.scores = b.alloc(self.query_block * self.key_block, f32)
-        self.weights = self.scores if self.dtype == f32 else b.alloc(self.query_block * self.key_block, self.dtype)
+    def _open(self) -> None:
+        """Scratch of a task, and the head's keys and values as the unit reads them."""
+        b, p, t = self.b, self.problem, self.tile
+        key_head = self.key_head(self.head)
+        self.base = {Q: self.head_base(Q, self.batch, self.head)}
+        self.base |= {o: self.head_base(o, self.batch, key_head) for o in (K, V)}
+        self.softmax = Softmax(self)
         self.out = b.alloc(self.query_block * p.size, f32)
-        self.top, self.total, self.shrink = (b.alloc(self.query_block, f32) for _ in range(3))
-        self.packed_k = b.alloc(panel_elements(s, s.nr, self.key_block, p.size), s.element)
-        self.packed_v = None if t.b_in_place else b.alloc(panel_elements(t, t.nr, p.size, self.key_block), t.element)
-        self._clear(self.query_block * p.size, self.out, 0.0)
-        self._clear(self.query_block, self.top, float("-inf"))
-        self._clear(self.query_block, self.total, 0.0)
+        self.packed_k = self.pack_keys(self.rows(K, self.base[K], b.dim(0)))
+        self.packed_v = None
+        if not t.b_in_place or self.accesses[V].strides[3] != 1:
+            self.packed_v = b.alloc(self.key_blocks * self.value_panel, t.element)
+            with self.each_key_block(b.dim(p.keys)) as (index, k0, keys):
+                at = b.mul(index, b.dim(self.value_panel))
+                self.pack_features(self.rows(V, self.base[V], k0), keys, self.packed_v, at)
+
+    def _query_block(self, q0: SSAValue, rows: SSAValue) -> None:
+        b, p = self.b, self.problem
+        self.left = self.left_rows(Q, self.base[Q], q0, rows)
         last = b.dim(p.keys)
         if p.causal:  # keys behind the block's last query are never seen
             last = b.minimum(last, b.add(q0, rows))
-        blocks = b.binary(arith.DivUIOp, b.add(last, b.dim(self.key_block - 1)), b.dim(self.key_block))
-        with b.loop(b.dim(0), blocks, "serial") as step:
-            k0 = b.mul(step.index, b.dim(self.key_block))
-            self._key_block(
-                batch, head, q0, rows, k0, b.minimum(b.dim(self.key_block), b.binary(arith.SubiOp, last, k0))
-            )
-        self._finish(batch, head, q0, rows)
-
-    def _clear(self, elements: int, buffer: SSAValue, value: float) -> None:
-        b = self.b
-        with b.loop(b.dim(0), b.dim(elements), "vector") as loop:
-            b.store(b.constant(value, f32), buffer, [loop.index], [1])
-
-    def _key_block(self, batch, head, q0, rows, k0, keys) -> None:
-        b, p, t, s = self.b, self.problem, self.tile, self.score_tile
-        queries = self.rows(0, self.head_base(0, batch, head), q0)
-        if not s.any_a and queries.k != 1:
-            scratch = b.alloc(panel_elements(s, s.mr, self.query_block, p.size), s.element)
-            queries = pack_a(b, s, queries, rows, b.dim(p.size), scratch)
-        all_keys = self.rows(1, self.head_base(1, batch, self.key_head(head)), k0)
-        right = pack_b(b, s, all_keys, keys, b.dim(p.size), self.packed_k)
-
-        def keep(acc: SSAValue, i: SSAValue, j: SSAValue) -> None:
-            value = self.score(acc, batch, head, b.add(q0, i), b.add(k0, j), 3)
-            b.store(value, self.scores, [i, j], [self.key_block, 1])
-
-        dot(b, s, queries, right, (rows, keys, b.dim(p.size)), keep)
+        if self.single:
+            self._only_block(Block(q0, rows, b.dim(0), b.dim(0), last))
+            return
+        self.clear(self.out, self.query_block * p.size)
+        self.softmax.clear()
+        with self.each_key_block(last) as (index, k0, keys):
+            block = Block(q0, rows, index, k0, keys)
+            self._scores(block)
+            self.softmax.rows(block)
+            self.softmax.carry(rows)
+            self._add_values(block)
+        self.softmax.finish(rows)
         with b.loop(b.dim(0), rows, "serial") as row:
-            self._softmax_row(row.index, keys)
-        weights = Matrix(self.weights, b.dim(0), self.key_block, 1)
-        values = self.features(self.rows(2, self.head_base(2, batch, self.key_head(head)), k0))
-        if self.packed_v is not None or values.outer != 1:
-            scratch = self.packed_v or b.alloc(panel_elements(t, t.nr, p.size, self.key_block), t.element)
-            values = pack_b(b, t, values, b.dim(p.size), keys, scratch)
+            inverse = b.load(self.softmax.inverse, [row.index], [1])
+            with b.loop(b.dim(0), b.dim(p.size), "vector") as loop:
+                value = b.binary(arith.MulfOp, b.load(self.out, [row.index, loop.index], [p.size, 1]), inverse)
+                self.store(0, value, [self.batch, self.head, b.add(q0, row.index), loop.index])
+        self._store_sums(q0, rows)
+
+    def _only_block(self, block: Block) -> None:
+        """All keys at once: what the product with the values gives is final but for the sum."""
+        b = self.b
+        self._scores(block)
+        self.softmax.rows(block)
+        self.softmax.finish(block.rows)
+
+        def put(acc: SSAValue, i: SSAValue, j: SSAValue) -> None:
+            value = b.binary(arith.MulfOp, acc, b.load(self.softmax.inverse, [i], [1]))
+            self.store(0, value, [self.batch, self.head, b.add(block.q0, i), j])
+
+        self._times_values(block, put)
+        self._store_sums(block.q0, block.rows)
+
+    def _scores(self, block: Block) -> None:
+        """Products of queries and keys into scratch, as they are where no bias is added."""
+        b, p, pitch = self.b, self.problem, self.softmax.pitch
+        shared = self.shared_keys(block)
+        biased = BIAS < len(self.op.operands)
+
+        def part(first: SSAValue | None, columns: SSAValue, masked: bool) -> None:
+            def keep(acc: SSAValue, i: SSAValue, j: SSAValue) -> None:
+                column = j if first is None else b.add(first, j)
+                query, key = b.add(block.q0, i), b.add(block.k0, column)
+                value = self.biased(acc, [self.batch, self.head, query, key], BIAS) if biased else acc
+                if masked:
+                    value = b.select(b.less(query, key), b.constant(float("-inf"), f32), value)
+                b.store(value, self.softmax.scores, [i, column], [pitch, 1])
+
+            right = self.keys_from(self.packed_k, block, first)
+            dot(b, self.score_tile, self.left, right, (block.rows, columns, b.dim(p.size)), keep)
+
+        if shared is None:
+            part(None, block.keys, False)
+        else:
+            part(None, shared, False)
+            part(shared, b.binary(arith.SubiOp, block.keys, shared), True)
+
+    def _add_values(self, block: Block) -> None:
+        """out = out * shrink + weights * values."""
+        b, size = self.b, self.problem.size
 
         def add(acc: SSAValue, i: SSAValue, j: SSAValue) -> None:
-            old = b.binary(arith.MulfOp, b.load(self.out, [i, j], [p.size, 1]), b.load(self.shrink, [i], [1]))
-            b.store(b.binary(arith.AddfOp, old, acc), self.out, [i, j], [p.size, 1])
+            shrink = b.load(self.softmax.shrink, [i], [1])
+            old = b.binary(arith.MulfOp, b.load(self.out, [i, j], [size, 1]), shrink)
+            b.store(b.binary(arith.AddfOp, old, acc), self.out, [i, j], [size, 1])
 
-        dot(b, t, weights, values, (rows, b.dim(p.size), keys), add)
+        self._times_values(block, add)
 
-    def _softmax_row(self, i: SSAValue, keys: SSAValue) -> None:
-        """Scores of one row -> weights; updates the row's maximum, sum, and the factor for what was summed before."""
-        b, low = self.b, b_constant(self, float("-inf"))
-        with b.loop(b.dim(0), keys, "vector", [low], ["max"]) as loop:
-            got = b.load(self.scores, [i, loop.index], [self.key_block, 1])
-            loop.yields = [b.binary(arith.MaximumfOp, loop.carried[0], got)]
-        old = b.load(self.top, [i], [1])
-        top = b.binary(arith.MaximumfOp, old, loop.results[0])
-        safe = b.select(equal(self, top, low), b_constant(self, 0.0), top)  # a row that has seen no key yet
-        with b.loop(b.dim(0), keys, "vector", [b_constant(self, 0.0)], ["add"]) as loop:
-            got = b.load(self.scores, [i, loop.index], [self.key_block, 1])
-            weight = self._exp(b.binary(arith.SubfOp, got, safe))
-            b.store(self.narrow(weight, self.dtype), self.weights, [i, loop.index], [self.key_block, 1])
-            loop.yields = [b.binary(arith.AddfOp, loop.carried[0], weight)]
-        shrink = self._exp(b.binary(arith.SubfOp, old, safe))
-        total = b.binary(arith.AddfOp, b.binary(arith.MulfOp, b.load(self.total, [i], [1]), shrink), loop.results[0])
-        for value, buffer in ((top, self.top), (total, self.total), (shrink, self.shrink)):
-            b.store(value, buffer, [i], [1])
+    def _times_values(self, block: Block, body) -> None:
+        b, p, t = self.b, self.problem, self.tile
+        weights = Matrix(self.softmax.weights, b.dim(0), self.softmax.weight_pitch, 1)
+        values = self.features(self.rows(V, self.base[V], block.k0))
+        if self.packed_v is not None:
+            at = b.mul(block.index, b.dim(self.value_panel))
+            values = Matrix(self.packed_v, at, 0, 0, t.panel_b or t.nr, self.key_block)
+        dot(b, t, weights, values, (block.rows, b.dim(p.size), block.keys), body)
 
-    def _finish(self, batch, head, q0, rows) -> None:
-        """Divides by the sums and stores; a row that saw no key gives 0."""
-        b, p = self.b, self.problem
-        lse = self.op.results[1]
-        with b.loop(b.dim(0), rows, "serial") as row:
-            i = row.index
-            total, query = b.load(self.total, [i], [1]), b.add(q0, i)
-            empty = equal(self, total, b_constant(self, 0.0))
-            inverse = b.select(empty, b_constant(self, 0.0), b.binary(arith.DivfOp, b_constant(self, 1.0), total))
-            with b.loop(b.dim(0), b.dim(p.size), "vector") as loop:
-                value = b.binary(arith.MulfOp, b.load(self.out, [i, loop.index], [p.size, 1]), inverse)
-                self.store(0, value, [batch, head, query, loop.index])
-            if lse in self.buffer:
-                log = b.insert(math.LogOp(total))
-                value = b.binary(arith.AddfOp, b.load(self.top, [i], [1]), log)
-                b.store(value, self.buffer[lse], [batch, head, query], [p.heads * p.queries, p.queries, 1])
+    def _store_sums(self, q0: SSAValue, rows: SSAValue) -> None:
+        """The log-sum-exp of each row, where something wants it."""
+        b, p, lse = self.b, self.problem, self.op.results[1]
+        if lse not in self.buffer:
+            return
+        with b.loop(b.dim(0), rows, "vector") as loop:
+            total = b.load(self.softmax.total, [loop.index], [1])
+            log = b.binary(arith.AddfOp, b.load(self.softmax.top, [loop.index], [1]), b.insert(math.Log2Op(total)))
+            value = b.binary(arith.MulfOp, log, b.constant(1 / LOG2_E, f32))
+            at = [self.batch, self.head, b.add(q0, loop.index)]
+            b.store(value, self.buffer[lse], at, [p.heads * p.queries, p.queries, 1])
 
-    def _exp(self, value: SSAValue) -> SSAValue:
-        return self.b.insert(math.ExpOp(value))
+
 
 
 def b_constant(writer: AttentionWriter, value: float) -> SSAValue:
@@ -137,5 +167,4 @@ def b_constant(writer: AttentionWriter, value: float) -> SSAValue:
 
 def equal(writer: AttentionWriter, a: SSAValue, c: SSAValue) -> SSAValue:
     """a == c, false for NaN."""
-    op: Operation = arith.CmpfOp(a, c, "oeq")
-    return writer.b.insert(op)
+    return writer.compare(a, c, "oeq")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import f32, f64
@@ -18,12 +20,11 @@ from luban.compiler.lowering.registry import Lowered, Request
 from luban.compiler.lowering.schedule import merge_axes, place_group
 from luban.compiler.passes.graph.grouping import source_of
 from luban.errors import UnsupportedOperatorError
-from luban.kernels.dot_writer import Matrix
-from luban.kernels.register_tiles import RegisterTile, fit, register_tile
+from luban.kernels.attention_blocks import blocks_of
+from luban.kernels.dot_writer import Matrix, pack_a, pack_b, panel_elements
 from luban.symbolic import Dim, floordiv, product
 
-QUERY_BLOCK = 64  # queries of a block, more or less: 65 of them make one block, not a second one of a single row
-KEY_BLOCK = 256  # keys that a block of queries meets at once: its scores stay in the second-level cache
+LOG2_E = 1 / math.log(2)
 
 
 @dataclass(frozen=True)
@@ -56,17 +57,15 @@ def problem_of(op: Operation) -> Problem:
     return Problem(batch, heads, queries, keys, size, scale, causal, shared_heads(op))
 
 
-def _at_most(length: Dim, block: int) -> int:
-    """The block, or the whole length where it is shorter."""
-    return max(1, min(block, length)) if isinstance(length, int) else block
+@dataclass(frozen=True)
+class Block:
+    """A block of `rows` queries from q0 on and `keys` keys from k0 on, the block of keys with this `index`."""
 
-
-def _even_blocks(length: Dim, block: int) -> int:
-    """About `block`, such that a known length falls into blocks of one size."""
-    if not isinstance(length, int):
-        return block
-    blocks = max(1, round(length / block))
-    return max(1, -(-length // blocks))
+    q0: SSAValue
+    rows: SSAValue
+    index: SSAValue
+    k0: SSAValue
+    keys: SSAValue
 
 
 class AttentionWriter(Evaluator):
@@ -86,12 +85,11 @@ class AttentionWriter(Evaluator):
         self.request, self.op, self.problem = request, first, problem_of(first)
         self.accesses: list[Access] = list(first.properties["accesses"].data)  # type: ignore[union-attr]
         self.dtype: Attribute = first.operands[1].type.dtype  # type: ignore[attr-defined]
-        self.key_block = _at_most(self.problem.keys, KEY_BLOCK)
-        self.query_block = _even_blocks(self.problem.queries, QUERY_BLOCK)
-        tile = register_tile(request.target, self.dtype)
-        # one tile for products with as many columns as features, one for those of queries and keys
-        self.tile: RegisterTile = fit(tile, request.target, self.problem.size)
-        self.score_tile: RegisterTile = fit(tile, request.target, self.key_block)
+        p = self.problem
+        blocks = blocks_of(request.target, self.dtype, p.queries, p.keys, p.size)
+        self.tile, self.score_tile = blocks.tile, blocks.score_tile
+        self.query_block, self.key_block = blocks.queries, blocks.keys
+        self.single = isinstance(p.keys, int) and p.keys <= self.key_block
 
     def lowered(self, flops: Dim) -> Lowered:
         """The finished kernel."""
@@ -153,21 +151,116 @@ class AttentionWriter(Evaluator):
         """A value as float32."""
         return value if value.type == f32 else self.b.insert(arith.ExtFOp.create(operands=[value], result_types=[f32]))
 
-    def score(
-        self, acc: SSAValue, batch: SSAValue, head: SSAValue, query: SSAValue, key: SSAValue, bias: int
-    ) -> SSAValue:
-        """The score of a query and a key from their product: scaled, biased, and -inf where causality hides the key."""
+    # ---- keys
+
+    @property
+    def key_blocks(self) -> Dim:
+        """Blocks of keys of a head."""
+        return floordiv(self.problem.keys + (self.key_block - 1), self.key_block)
+
+    @property
+    def value_panel(self) -> int:
+        """Elements that a block of values takes when it is packed with positions as k."""
+        t = self.tile
+        return panel_elements(t, t.nr, self.problem.size, self.key_block)
+
+    @contextmanager
+    def each_key_block(self, last: SSAValue) -> Iterator[tuple[SSAValue, SSAValue, SSAValue]]:
+        """A loop over blocks of the keys before `last`: the block's number, its first key, and how many it has."""
+        b, step = self.b, self.b.dim(self.key_block)
+        blocks = b.binary(arith.DivUIOp, b.add(last, b.dim(self.key_block - 1)), step)
+        with b.loop(b.dim(0), blocks, "serial") as turn:
+            k0 = b.mul(turn.index, step)
+            yield turn.index, k0, b.minimum(step, b.binary(arith.SubiOp, last, k0))
+
+    def pack_keys(self, rows: Matrix) -> SSAValue:
+        """All rows of a head (keys, or values) packed as columns over features: panels of positions."""
+        b, p, s = self.b, self.problem, self.score_tile
+        columns = floordiv(p.keys + (s.nr - 1), s.nr) * s.nr
+        scratch = b.alloc(columns * self._padded, s.element)
+        pack_b(b, s, rows, b.dim(p.keys), b.dim(p.size), scratch)
+        return scratch
+
+    def pack_features(self, rows: Matrix, count: SSAValue, scratch: SSAValue, at: SSAValue) -> None:
+        """So many rows packed as columns of features over positions, in panels with room for a block of keys.
+
+        Panel by panel: their distance is the same in a block with fewer keys, which a product may take a part of.
+        """
+        b, t, size = self.b, self.tile, self.problem.size
+        width, room = t.panel_b or t.nr, -(-self.key_block // t.k_multiple) * t.k_multiple
+        with b.loop(b.dim(0), b.dim(-(-size // width)), "serial") as turn:
+            first = b.mul(turn.index, b.dim(width))
+            step = b.add(rows.base, b.mul(first, b.dim(rows.k)))
+            columns = b.minimum(b.dim(width), b.binary(arith.SubiOp, b.dim(size), first))
+            place = b.add(at, b.mul(turn.index, b.dim(width * room)))
+            pack_b(b, t, self.features(replace(rows, base=step)), columns, count, scratch, place)
+
+    @property
+    def _padded(self) -> int:
+        """The head size as packed panels hold it."""
+        return -(-self.problem.size // self.score_tile.k_multiple) * self.score_tile.k_multiple
+
+    def keys_from(self, packed: SSAValue, block: Block, first: SSAValue | None) -> Matrix:
+        """What `pack_keys` packed, from key `first` of a block on, which starts a register tile."""
+        b, s = self.b, self.score_tile
+        start = block.k0 if first is None else b.add(block.k0, first)
+        tiles = b.binary(arith.DivUIOp, start, b.dim(s.nr))
+        return Matrix(packed, b.mul(tiles, b.dim(s.nr * self._padded)), 0, 0, s.panel_b or s.nr)
+
+    def shared_keys(self, block: Block) -> SSAValue | None:
+        """The keys of a block, in whole register tiles, that causality hides from none of its queries; None for all."""
+        b, step = self.b, self.b.dim(self.score_tile.nr)
+        if not self.problem.causal:
+            return None
+        seen = b.minimum(block.keys, self.seen(block, b.dim(0)))
+        return b.mul(b.binary(arith.DivUIOp, seen, step), step)
+
+    def seen(self, block: Block, row: SSAValue) -> SSAValue:
+        """How many of a block's keys a row of it sees: with causality those up to its own position."""
         b = self.b
-        value = b.binary(arith.MulfOp, acc, b.constant(self.problem.scale, f32))
-        if bias < len(self.op.operands):
-            access = self.accesses[bias]
-            loaded = b.load(
-                self.buffer[self.op.operands[bias]], [batch, head, query, key], access.strides, access.offset
-            )
-            value = b.binary(arith.AddfOp, value, self.widen(loaded))
-        if self.problem.causal:
-            value = b.select(b.less(query, key), b.constant(float("-inf"), f32), value)
-        return value
+        if not self.problem.causal:
+            return block.keys
+        ahead = b.binary(arith.SubiOp, b.add(b.add(block.q0, row), b.dim(1)), block.k0)
+        return b.maximum(b.dim(0), b.minimum(block.keys, ahead))
+
+    def left_rows(self, operand: int, base: SSAValue, start: SSAValue, rows: SSAValue) -> Matrix:
+        """An operand's rows as the left side of a product over features."""
+        b, t = self.b, self.score_tile
+        left = self.rows(operand, base, start)
+        if t.any_a or left.k == 1:
+            return left
+        size = self.problem.size
+        scratch = b.alloc(panel_elements(t, t.mr, self.query_block, size), t.element)
+        return pack_a(b, t, left, rows, b.dim(size), scratch)
+
+    # ---- numbers
+
+    @property
+    def scale2(self) -> float:
+        """The scale of scores whose exponents are base 2."""
+        return self.problem.scale * LOG2_E
+
+    @property
+    def biased_scores(self) -> bool:
+        """Whether a bias is added to the scores."""
+        return len(self.op.operands) > (6 if self.op.name.endswith("backward") else 3)
+
+    def compare(self, a: SSAValue, c: SSAValue, predicate: str) -> SSAValue:
+        """A comparison of two floats."""
+        return self.b.insert(arith.CmpfOp(a, c, predicate))
+
+    def clear(self, buffer: SSAValue, elements: Dim, value: float = 0.0) -> None:
+        """Fills a float32 buffer."""
+        b = self.b
+        with b.loop(b.dim(0), b.dim(elements), "vector") as loop:
+            b.store(b.constant(value, f32), buffer, [loop.index], [1])
+
+    def biased(self, acc: SSAValue, at: Sequence[SSAValue], operand: int) -> SSAValue:
+        """The score, base 2, of a product of a query and a key at (batch, head, query, key), with its bias."""
+        b, access = self.b, self.accesses[operand]
+        value = b.binary(arith.MulfOp, acc, b.constant(self.scale2, f32))
+        loaded = b.load(self.buffer[self.op.operands[operand]], list(at), access.strides, access.offset)
+        return b.binary(arith.AddfOp, value, b.binary(arith.MulfOp, self.widen(loaded), b.constant(LOG2_E, f32)))
 
 
 def flops_of(problem: Problem, products: int) -> Dim:

@@ -17,13 +17,17 @@ from luban.symbolic import Dim
 
 @dataclass(frozen=True)
 class Matrix:
-    """A matrix in memory: element (i, p) at base + i * outer + p * k; packed panels when `panel` is not 0."""
+    """A matrix in memory: element (i, p) at base + i * outer + p * k; packed panels when `panel` is not 0.
+
+    A panel of a right operand has room for `depth` values of k, or for those of the product where that is 0.
+    """
 
     buffer: SSAValue
     base: SSAValue
     outer: Dim
     k: Dim
     panel: int = 0
+    depth: int = 0
 
 
 def pack_a(
@@ -34,21 +38,37 @@ def pack_a(
 
 
 def pack_b(
-    b: KernelBuilder, t: RegisterTile, source: Matrix, count: SSAValue, k: SSAValue, scratch: SSAValue
+    b: KernelBuilder,
+    t: RegisterTile,
+    source: Matrix,
+    count: SSAValue,
+    k: SSAValue,
+    scratch: SSAValue,
+    at: SSAValue | None = None,
 ) -> Matrix:
-    """Packs `count` columns of the right operand by k values into scratch memory, as the unit reads them."""
-    return _pack(b, t, source, (t.panel_b or t.nr, t.kk), count, k, scratch)
+    """Packs `count` columns of the right operand by k values into scratch memory (from element `at` on), as the unit
+    reads them.
+    """
+    return _pack(b, t, source, (t.panel_b or t.nr, t.kk), count, k, scratch, at)
 
 
 def _pack(
-    b: KernelBuilder, t: RegisterTile, source: Matrix, form: tuple[int, int], count, k, scratch: SSAValue
+    b: KernelBuilder,
+    t: RegisterTile,
+    source: Matrix,
+    form: tuple[int, int],
+    count: SSAValue,
+    k: SSAValue,
+    scratch: SSAValue,
+    at: SSAValue | None = None,
 ) -> Matrix:
     panel, kk = form
     properties = {"strides": Dims((source.outer, source.k)), "panel": IntAttr(panel), "kk": IntAttr(kk)}
     if t.k_multiple != kk:
         properties["k_multiple"] = IntAttr(t.k_multiple)
-    b.insert(tile.PackOp.create(operands=[source.buffer, source.base, count, k, scratch], properties=properties))
-    return replace(source, buffer=scratch, base=b.dim(0), outer=0, k=0, panel=panel)
+    operands = [source.buffer, source.base, count, k, scratch, *([] if at is None else [at])]
+    b.insert(tile.PackOp.create(operands=operands, properties=properties))
+    return replace(source, buffer=scratch, base=b.dim(0) if at is None else at, outer=0, k=0, panel=panel)
 
 
 def panel_elements(t: RegisterTile, panel: int, count: int, k: int) -> int:
@@ -96,6 +116,7 @@ def dot(
                 "rows": IntAttr(t.mr),
                 "columns": IntAttr(t.nr),
                 **_panel_properties(t),
+                **({"b_depth": IntAttr(right.depth)} if right.depth else {}),
                 **_pass_properties(passes),
             },
             regions=[Region(block)],

@@ -261,21 +261,22 @@ def _random(machine: Machine, op: tile.RandomOp, operands: list[Any]) -> list[An
 
 
 def _pack(machine: Machine, op: tile.PackOp, operands: list[Any]) -> list[Any]:
-    source, base, outer, k, target = operands
+    source, base, outer, k, target, *at = operands
     where = _where(machine, op)
     s0, s1 = machine.dims(op.strides)
     positions = base + np.arange(outer)[:, None] * s0 + np.arange(k)[None, :] * s1
     values = conform(source.load(positions, None, where), target.element)
     packed = pack(values, op.panel.data, op.kk.data, op.padding)
-    target.store(np.arange(packed.size), packed, None, where)
+    target.store(np.arange(packed.size) + (at[0] if at else 0), packed, None, where)
     return []
 
 
 def _dot(machine: Machine, op: tile.DotOp, operands: list[Any]) -> list[Any]:
     a, a_base, b, b_base = operands[:4]
     m, n, k = (int(x) for x in operands[4:7])
-    left = _dot_operand(machine, op, a, int(a_base), (m, k), op.a_strides, op.a_panel.data, op.groups[0])
-    right = _dot_operand(machine, op, b, int(b_base), (n, k), op.b_strides, op.b_panel.data, op.groups[1])
+    left = _dot_operand(machine, op, a, int(a_base), (m, k), op.a_strides, op.a_panel.data, op.groups[0], k)
+    room = k if op.b_depth is None else op.b_depth.data
+    right = _dot_operand(machine, op, b, int(b_base), (n, k), op.b_strides, op.b_panel.data, op.groups[1], room)
     acc_argument, i_argument, j_argument = op.body.block.args
     wide = np.float64 if is_float(acc_argument.type) else numpy_dtype(acc_argument.type)
     with np.errstate(all="ignore"):
@@ -308,11 +309,12 @@ def _dot_operand(
     strides: Dims,
     panel: int,
     kk: int,
+    room: int,
 ) -> np.ndarray:
-    """One operand of a dot as an (outer, k) array."""
+    """One operand of a dot as an (outer, k) array; its panels have room for so many values of k."""
     outer, k = shape
     if panel:
-        positions = unpacked(outer, k, panel, kk, op.padding)
+        positions = unpacked(outer, room, panel, kk, op.padding)[:, :k]
     else:
         s0, s1 = machine.dims(strides)
         positions = np.arange(outer)[:, None] * s0 + np.arange(k)[None, :] * s1

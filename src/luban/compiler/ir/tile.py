@@ -204,6 +204,7 @@ class PackOp(IRDLOperation):
 
     The source element (i, p) is source[base + i * strides[0] + p * strides[1]]; it is converted to dst's element type.
     A panel holds k rounded up to a multiple of `k_multiple` (of kk where it is left out), zeros behind the last value.
+    The first panel starts at element `target_base` of dst, at 0 where that is left out.
     """
 
     name = "tile.pack"
@@ -212,6 +213,7 @@ class PackOp(IRDLOperation):
     outer = operand_def(INDEX)
     k = operand_def(INDEX)
     target = operand_def(BufferType)
+    target_base = opt_operand_def(INDEX)
     strides = prop_def(Dims)
     panel = prop_def(IntAttr)
     kk = prop_def(IntAttr)
@@ -234,7 +236,8 @@ class DotOp(IRDLOperation):
 
     An operand is strided, element (i, p) at base + i * strides[0] + p * strides[1] - for b, element (p, j) at
     base + j * strides[0] + p * strides[1] - or, with panel > 0, packed as tile.pack writes it: with kk values of k side
-    by side (`a_kk` in panels of a, where that is given) and `k_multiple` as tile.pack has it.
+    by side (`a_kk` in panels of a, where that is given) and `k_multiple` as tile.pack has it. Panels of b have room for
+    `b_depth` values of k, for k of them where it is left out.
     Sums accumulate in the type that the body receives: float32, or float64 for float64 operands. `unit` names the
     target's dot unit; rows and columns give the register tile. The body runs once for each (i, j), in any order, with j
     as lanes; it must not carry anything.
@@ -261,6 +264,7 @@ class DotOp(IRDLOperation):
     kk = prop_def(IntAttr)
     a_kk = opt_prop_def(IntAttr)
     k_multiple = opt_prop_def(IntAttr)
+    b_depth = opt_prop_def(IntAttr)
     unit = prop_def(StringAttr)
     rows = prop_def(IntAttr)
     columns = prop_def(IntAttr)

@@ -217,7 +217,8 @@ def _side(
         if panel != wanted:
             raise ConfigError(f"tile.dot reads {which} in panels of {panel}, its register tile needs {wanted}")
         _require_form(op, which)
-        size = multiply(ctx, _padded(ctx, k, op.padding), constant("i64", panel))
+        room = k if which == "a" or op.b_depth is None else constant("i64", op.b_depth.data)
+        size = multiply(ctx, _padded(ctx, room, op.padding), constant("i64", panel))
         return Side(pointer, held.type, "packed", constant("i64", 0), size, panel, size)
     if which == "b":
         if outer.number != 1:

@@ -32,5 +32,9 @@ def _pack(ctx: Context, op: Any) -> None:
     if name not in ctx.module.functions:
         emit_pack(ctx.module, name, spec, function_attributes(ctx.target))
     start = ctx.fn.op(f"getelementptr {register_type(source.type)}, ptr {source.pointer}, i64 {base.text}")
-    arguments = [("ptr", start), *(("i64", stride.text) for stride in strides), ("ptr", target.pointer)]
+    place = target.pointer
+    if op.target_base is not None:
+        first = uniform_of(ctx, op.target_base, "an operand of tile.pack")
+        place = ctx.fn.op(f"getelementptr {register_type(target.type)}, ptr {place}, i64 {first.text}")
+    arguments = [("ptr", start), *(("i64", stride.text) for stride in strides), ("ptr", place)]
     ctx.fn.call("void", f"@{name}", [*arguments, ("i64", outer.text), ("i64", k.text)])

@@ -37,6 +37,7 @@ class Side:
     """How a dot reads one operand, element (i, p): strided from `base`, or packed.
 
     Read from what was to be packed, i begins at `shift` (a value and what it counts, in rows) and ends at `limit`.
+    Panels have `room` for so many values of k, for all that the dot has where that is None.
     """
 
     buffer: SSAValue
@@ -47,6 +48,7 @@ class Side:
     element: Attribute
     shift: tuple[SSAValue, int] | None = None
     limit: SSAValue | None = None
+    room: int | None = None
 
 
 def readable_sources(kernel: tile.KernelOp) -> tuple[dict[tuple[Operation, str], tile.PackOp], frozenset[Operation]]:
@@ -58,6 +60,7 @@ def readable_sources(kernel: tile.KernelOp) -> tuple[dict[tuple[Operation, str],
         users = [use.operation for use in pack.target.uses if use.operation is not pack]
         readers = [(op, side) for op in users if isinstance(op, tile.DotOp) for side in _sides_of(op, pack.target)]
         direct = all(isinstance(op, tile.DotOp) for op in users) and pack.source not in stored
+        direct = direct and pack.target_base is None  # several packs may share the memory
         if direct and readers and all(_reads_all(op, side, pack) for op, side in readers):
             sources.update(dict.fromkeys(readers, pack))
             gone |= {pack, *([pack.target.owner] if isinstance(pack.target.owner, Operation) else [])}
@@ -213,7 +216,8 @@ def _side(ctx: Context, dot: tile.DotOp, side: str) -> Side:
     pack = ctx.sources.get((dot, side))
     if pack is None:
         kk = dot.groups[0 if side == "a" else 1]
-        return Side(buffer, base, strides.data, panel.data, kk, buffer.type.dtype)  # type: ignore[attr-defined]
+        room = dot.b_depth.data if side == "b" and dot.b_depth is not None else None
+        return Side(buffer, base, strides.data, panel.data, kk, buffer.type.dtype, room=room)  # type: ignore[attr-defined]
     shift = None if as_dim(base) == 0 else _shift(base, pack)
     same = outer is pack.outer or (as_dim(outer) is not None and as_dim(outer) == as_dim(pack.outer))
     limit = None if same and shift is None else pack.outer
@@ -264,7 +268,8 @@ def _operand(
     if side.shift is not None:
         outer = linear([(ctx.values[side.shift[0]], side.shift[1]), (outer, 1)], 0)
     if side.panel:
-        index = packed_index(base, outer, inner, k, side.panel, side.kk, dot.padding)
+        room = k if side.room is None else literal(side.room, i64)
+        index = packed_index(base, outer, inner, room, side.panel, side.kk, dot.padding)
     else:
         index = linear([(base, 1), (outer, side.strides[0]), (inner, side.strides[1])], 0)
     masks = [m for m in (lanes.mask, f"{live}{along}" if live else None) if m]
@@ -321,7 +326,8 @@ def _pack(ctx: Context, op: tile.PackOp) -> None:
         value = ctx.assign("x", f"tl.load({pointer(ctx, op.source, index)}, mask={inside}, other={zero})")
         if ctx.hazards.store(op.target, None):
             barrier(ctx)
-        where = packed_index(literal(0, i64), row, column, k, panel, kk, op.padding)
+        first = literal(0, i64) if op.target_base is None else ctx.values[op.target_base]
+        where = packed_index(first, row, column, k, panel, kk, op.padding)
         live = " & ".join(m for m in (i.mask, j.mask) if m)
         kept = f".to({tl_type(op.target.type.dtype)})" if op.target.type.dtype != op.source.type.dtype else ""  # type: ignore[attr-defined]
         ctx.line(f"tl.store({pointer(ctx, op.target, where)}, {value}{kept}{', mask=' + live if live else ''})")

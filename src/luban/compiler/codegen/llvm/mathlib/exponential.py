@@ -84,6 +84,10 @@ def exp(lanes: Lanes, x: Value) -> Value:
 def exp2(lanes: Lanes, x: Value) -> Value:
     lowest, highest = EXP2_RANGE[x.elem]
     x = lanes.at_least(lanes.at_most(x, highest), lowest)
+    if lanes.scales:
+        n, _ = lanes.nearest(x, 1.0)
+        r = x - n
+        return lanes.scale(lanes.fma(lanes.polynomial(r, EXP2[x.elem]), r, 1.0), n)
     n, bits = lanes.nearest(x, 1.0, 2 * EXPONENT_BIAS[x.elem])
     r = x - n
     return scale_by_power(lanes, lanes.fma(lanes.polynomial(r, EXP2[x.elem]), r, 1.0), bits)
