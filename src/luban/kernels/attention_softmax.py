@@ -14,6 +14,7 @@ from xdsl.dialects.builtin import f32
 from xdsl.ir import SSAValue
 
 from luban.compiler.ir.dtypes import bytes_of
+from luban.kernels.attention_exponential import weight
 
 if TYPE_CHECKING:
     from luban.kernels.attention_problem import AttentionWriter, Block
@@ -41,6 +42,9 @@ class Softmax:
             self.weight_pitch = writer.key_block + line // bytes_of(writer.dtype)
             self.weights = b.alloc(rows * self.weight_pitch, writer.dtype)
         self.top, self.total, self.now, self.sums, self.shrink, self.inverse = (b.alloc(rows, f32) for _ in range(6))
+        p, self.lanes = writer.problem, max(1, writer.request.target.vector_bits // 32)
+        ends = (p.keys, writer.query_block, p.queries) if p.causal else (p.keys,)
+        self.aligned = all(isinstance(end, int) and end % self.lanes == 0 for end in ends)
         biased = writer.biased_scores
         self.scale = 1.0 if biased else writer.scale2
 
@@ -59,13 +63,22 @@ class Softmax:
         with b.loop(b.dim(0), groups, "serial") as group:
             first = b.mul(group.index, b.dim(TOGETHER))
             rows = [b.add(first, b.dim(r)) for r in range(TOGETHER)]
-            limit = self.w.seen(block, rows[-1])
+            limit = self._whole(self.w.seen(block, rows[-1]))
+            if not self.aligned:
+                with b.loop(block.keys, self._whole(block.keys), "vector") as loop:
+                    for row in rows:
+                        b.store(self._number(float("-inf")), self.scores, [row, loop.index], [self.pitch, 1])
             tops = self._tops(rows, limit)
             self._weigh(rows, limit, tops)
             if self.w.problem.causal:
                 with b.loop(limit, block.keys, "vector") as loop:
                     for row in rows:
                         self._put(self._number(0.0), row, loop.index)
+
+    def _whole(self, columns: SSAValue) -> SSAValue:
+        """Columns rounded up to whole vectors: those behind the last visible key hold -inf."""
+        b, lanes = self.w.b, self.w.b.dim(self.lanes)
+        return b.mul(b.binary(arith.DivUIOp, b.add(columns, b.dim(self.lanes - 1)), lanes), lanes)
 
     def _put(self, value: SSAValue, row: SSAValue, column: SSAValue) -> None:
         w = self.w
@@ -106,9 +119,9 @@ class Softmax:
                 scaled = self._score(row, loop.index)
                 if self.scale != 1.0:
                     scaled = b.binary(arith.MulfOp, scaled, self._number(self.scale))
-                weight = b.insert(math.Exp2Op(b.binary(arith.SubfOp, scaled, top)))
-                self._put(weight, row, loop.index)
-                sums.append(b.binary(arith.AddfOp, total, weight))
+                value = weight(b, b.binary(arith.SubfOp, scaled, top), self.w.dtype)
+                self._put(value, row, loop.index)
+                sums.append(b.binary(arith.AddfOp, total, value))
             loop.yields = sums
         for row, total in zip(rows, loop.results, strict=True):
             b.store(total, self.total if self.w.single else self.sums, [row], [1])
