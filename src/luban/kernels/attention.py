@@ -58,9 +58,9 @@ class _Forward(AttentionWriter):
         self.packed_v = None
         if not t.b_in_place or self.accesses[V].strides[3] != 1:
             self.packed_v = b.alloc(self.key_blocks * self.value_panel, t.element)
-            with self.each_key_block(b.dim(p.keys)) as (index, k0, keys):
+            with self.each_block(b.dim(p.keys), self.key_block) as (index, k0, keys):
                 at = b.mul(index, b.dim(self.value_panel))
-                self.pack_features(self.rows(V, self.base[V], k0), keys, self.packed_v, at)
+                self.pack_features(self.rows(V, self.base[V], k0), keys, self.packed_v, at, self.key_block)
 
     def _query_block(self, q0: SSAValue, rows: SSAValue) -> None:
         b, p = self.b, self.problem
@@ -73,7 +73,7 @@ class _Forward(AttentionWriter):
             return
         self.clear(self.out, self.query_block * p.size)
         self.softmax.clear()
-        with self.each_key_block(last) as (index, k0, keys):
+        with self.each_block(last, self.key_block) as (index, k0, keys):
             block = Block(q0, rows, index, k0, keys)
             self._scores(block)
             self.softmax.rows(block)
@@ -159,12 +159,3 @@ class _Forward(AttentionWriter):
 
 
 
-
-def b_constant(writer: AttentionWriter, value: float) -> SSAValue:
-    """A float32 number."""
-    return writer.b.constant(value, f32)
-
-
-def equal(writer: AttentionWriter, a: SSAValue, c: SSAValue) -> SSAValue:
-    """a == c, false for NaN."""
-    return writer.compare(a, c, "oeq")

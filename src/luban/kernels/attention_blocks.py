@@ -39,11 +39,28 @@ def blocks_of(target: Target, dtype: Attribute, queries: Dim, keys: Dim, size: i
     step = math.lcm(score_tile.nr, tile.k_multiple)
     block = max(1, KEY_BLOCK // step) * step
     if isinstance(keys, int):
-        block = min(block, _up(keys, step))
+        block = min(block, up(keys, step))
     return Blocks(tile, score_tile, _even(queries, QUERY_BLOCK, max(tile.mr, score_tile.mr)), block)
 
 
-def _up(size: int, step: int) -> int:
+def backward_blocks(target: Target, dtype: Attribute, queries: Dim, keys: Dim, size: int) -> Blocks:
+    """The blocks of the gradients, where queries are the columns of scores."""
+    tile = register_tile(target, dtype)
+    score_tile = fit(tile, target, _at_most(queries, BQ))
+    tile = fit(tile, target, size)
+    step = math.lcm(score_tile.nr, tile.k_multiple)
+    block = max(1, BQ // step) * step
+    if isinstance(queries, int):
+        block = min(block, up(queries, step))
+    rows = up(BK, math.lcm(tile.mr, tile.k_multiple))
+    return Blocks(tile, score_tile, block, min(rows, max(1, keys)) if isinstance(keys, int) else rows)
+
+
+BQ = int(os.environ.get("BQ", 128))
+BK = int(os.environ.get("BK", 128))
+
+
+def up(size: int, step: int) -> int:
     return -(-max(1, size) // step) * step
 
 
@@ -55,9 +72,9 @@ def _at_most(length: Dim, block: int) -> int:
 def _even(length: Dim, block: int, step: int) -> int:
     """About `block`, in whole register tiles, such that a known length falls into blocks of one size."""
     if not isinstance(length, int):
-        return _up(block, step)
+        return up(block, step)
     blocks = max(1, round(length / block))
-    return min(_up(-(-length // blocks), step), max(1, length))
+    return min(up(-(-length // blocks), step), max(1, length))
 
 
 def pieces_of(target: Target, batch: Dim, heads: Dim, blocks: Dim) -> int:

@@ -165,13 +165,17 @@ class AttentionWriter(Evaluator):
         return panel_elements(t, t.nr, self.problem.size, self.key_block)
 
     @contextmanager
-    def each_key_block(self, last: SSAValue) -> Iterator[tuple[SSAValue, SSAValue, SSAValue]]:
-        """A loop over blocks of the keys before `last`: the block's number, its first key, and how many it has."""
-        b, step = self.b, self.b.dim(self.key_block)
-        blocks = b.binary(arith.DivUIOp, b.add(last, b.dim(self.key_block - 1)), step)
-        with b.loop(b.dim(0), blocks, "serial") as turn:
-            k0 = b.mul(turn.index, step)
-            yield turn.index, k0, b.minimum(step, b.binary(arith.SubiOp, last, k0))
+    def each_block(
+        self, last: SSAValue, size: int, first: SSAValue | None = None
+    ) -> Iterator[tuple[SSAValue, SSAValue, SSAValue]]:
+        """A loop over blocks of the positions before `last`, from block `first` on: the block's number, its first
+        position, and how many it has.
+        """
+        b, step = self.b, self.b.dim(size)
+        blocks = b.binary(arith.DivUIOp, b.add(last, b.dim(size - 1)), step)
+        with b.loop(b.dim(0) if first is None else first, blocks, "serial") as turn:
+            start = b.mul(turn.index, step)
+            yield turn.index, start, b.minimum(step, b.binary(arith.SubiOp, last, start))
 
     def pack_keys(self, rows: Matrix) -> SSAValue:
         """All rows of a head (keys, or values) packed as columns over features: panels of positions."""
@@ -181,13 +185,13 @@ class AttentionWriter(Evaluator):
         pack_b(b, s, rows, b.dim(p.keys), b.dim(p.size), scratch)
         return scratch
 
-    def pack_features(self, rows: Matrix, count: SSAValue, scratch: SSAValue, at: SSAValue) -> None:
-        """So many rows packed as columns of features over positions, in panels with room for a block of keys.
+    def pack_features(self, rows: Matrix, count: SSAValue, scratch: SSAValue, at: SSAValue, most: int) -> None:
+        """So many rows packed as columns of features over positions, in panels with room for `most` positions.
 
-        Panel by panel: their distance is the same in a block with fewer keys, which a product may take a part of.
+        Panel by panel: their distance is the same in a block with fewer rows, which a product may take a part of.
         """
         b, t, size = self.b, self.tile, self.problem.size
-        width, room = t.panel_b or t.nr, -(-self.key_block // t.k_multiple) * t.k_multiple
+        width, room = t.panel_b or t.nr, -(-most // t.k_multiple) * t.k_multiple
         with b.loop(b.dim(0), b.dim(-(-size // width)), "serial") as turn:
             first = b.mul(turn.index, b.dim(width))
             step = b.add(rows.base, b.mul(first, b.dim(rows.k)))
