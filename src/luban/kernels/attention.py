@@ -7,28 +7,32 @@ that fits the caches. Exponents are base 2: log2(e) is part of the scale.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from xdsl.dialects import arith, math
 from xdsl.dialects.builtin import f32
 from xdsl.ir import SSAValue
 
 from luban.compiler.lowering.registry import Lowered, Request
 from luban.kernels.attention_blocks import pieces_of
+from luban.kernels.attention_bounded import LIMIT, Bounded, serves
 from luban.kernels.attention_problem import LOG2_E, AttentionWriter, Block, flops_of
 from luban.kernels.attention_softmax import Softmax
-from luban.kernels.dot_writer import Matrix, dot
+from luban.kernels.dot_writer import Matrix, Passes, dot
 from luban.symbolic import Dim, floordiv
 
 Q, K, V, BIAS = range(4)
+Body = Callable[[SSAValue, SSAValue, SSAValue], None]
 
 
 def lower(request: Request) -> Lowered:
     """The kernel of an attention and the maps fused into its store."""
-    writer = _Forward(request)
+    writer = Forward(request)
     writer.emit()
     return writer.lowered(flops_of(writer.problem, 2))
 
 
-class _Forward(AttentionWriter):
+class Forward(AttentionWriter):
     def emit(self) -> None:
         """Every task takes each `pieces`-th block of a head's queries: with causality the later ones see more keys."""
         b, p = self.b, self.problem
@@ -41,10 +45,17 @@ class _Forward(AttentionWriter):
             self._open()
             own = b.binary(arith.SubiOp, b.dim(blocks + (pieces - 1)), piece)
             own = own if pieces == 1 else b.binary(arith.DivUIOp, own, b.dim(pieces))
-            with b.loop(b.dim(0), own, "serial") as turn:
-                block = b.add(b.mul(turn.index, b.dim(pieces)), piece) if pieces > 1 else turn.index
-                q0 = b.mul(block, b.dim(step))
-                self._query_block(q0, b.minimum(b.dim(step), b.binary(arith.SubiOp, b.dim(p.queries), q0)))
+            turns = {None: own}
+            if self.bounded is not None:
+                bound = self.bounded.bound(Q, K)
+                small = self.compare(bound, b.constant(LIMIT, f32), "ole")
+                turns = {bound: b.select(small, own, b.dim(0)), None: b.select(small, b.dim(0), own)}
+            for shift, count in turns.items():
+                with b.loop(b.dim(0), count, "serial") as turn:
+                    block = b.add(b.mul(turn.index, b.dim(pieces)), piece) if pieces > 1 else turn.index
+                    q0 = b.mul(block, b.dim(step))
+                    rows = b.minimum(b.dim(step), b.binary(arith.SubiOp, b.dim(p.queries), q0))
+                    self._query_block(q0, rows, shift)
 
     def _open(self) -> None:
         """Scratch of a task, and the head's keys and values as the unit reads them."""
@@ -53,6 +64,7 @@ class _Forward(AttentionWriter):
         self.base = {Q: self.head_base(Q, self.batch, self.head)}
         self.base |= {o: self.head_base(o, self.batch, key_head) for o in (K, V)}
         self.softmax = Softmax(self)
+        self.bounded = Bounded(self) if serves(self) else None
         self.out = b.alloc(self.query_block * p.size, f32)
         self.packed_k = self.pack_keys(self.rows(K, self.base[K], b.dim(0)))
         self.packed_v = None
@@ -62,12 +74,15 @@ class _Forward(AttentionWriter):
                 at = b.mul(index, b.dim(self.value_panel))
                 self.pack_features(self.rows(V, self.base[V], k0), keys, self.packed_v, at, self.key_block)
 
-    def _query_block(self, q0: SSAValue, rows: SSAValue) -> None:
+    def _query_block(self, q0: SSAValue, rows: SSAValue, shift: SSAValue | None) -> None:
         b, p = self.b, self.problem
         self.left = self.left_rows(Q, self.base[Q], q0, rows)
         last = b.dim(p.keys)
         if p.causal:  # keys behind the block's last query are never seen
             last = b.minimum(last, b.add(q0, rows))
+        if shift is not None and self.bounded is not None:
+            self.bounded.query_block(q0, rows, last, shift)
+            return
         if self.single:
             self._only_block(Block(q0, rows, b.dim(0), b.dim(0), last))
             return
@@ -85,7 +100,7 @@ class _Forward(AttentionWriter):
             with b.loop(b.dim(0), b.dim(p.size), "vector") as loop:
                 value = b.binary(arith.MulfOp, b.load(self.out, [row.index, loop.index], [p.size, 1]), inverse)
                 self.store(0, value, [self.batch, self.head, b.add(q0, row.index), loop.index])
-        self._store_sums(q0, rows)
+        self.store_sums(q0, rows)
 
     def _only_block(self, block: Block) -> None:
         """All keys at once: what the product with the values gives is final but for the sum."""
@@ -98,8 +113,8 @@ class _Forward(AttentionWriter):
             value = b.binary(arith.MulfOp, acc, b.load(self.softmax.inverse, [i], [1]))
             self.store(0, value, [self.batch, self.head, b.add(block.q0, i), j])
 
-        self._times_values(block, put)
-        self._store_sums(block.q0, block.rows)
+        self.times_values(block, put)
+        self.store_sums(block.q0, block.rows)
 
     def _scores(self, block: Block) -> None:
         """Products of queries and keys into scratch, as they are where no bias is added."""
@@ -134,18 +149,19 @@ class _Forward(AttentionWriter):
             old = b.binary(arith.MulfOp, b.load(self.out, [i, j], [size, 1]), shrink)
             b.store(b.binary(arith.AddfOp, old, acc), self.out, [i, j], [size, 1])
 
-        self._times_values(block, add)
+        self.times_values(block, add)
 
-    def _times_values(self, block: Block, body) -> None:
+    def times_values(self, block: Block, body: Body, passes: Passes = Passes()) -> None:
+        """weights * values: `body` says what becomes of the results."""
         b, p, t = self.b, self.problem, self.tile
         weights = Matrix(self.softmax.weights, b.dim(0), self.softmax.weight_pitch, 1)
         values = self.features(self.rows(V, self.base[V], block.k0))
         if self.packed_v is not None:
             at = b.mul(block.index, b.dim(self.value_panel))
             values = Matrix(self.packed_v, at, 0, 0, t.panel_b or t.nr, self.key_block)
-        dot(b, t, weights, values, (block.rows, b.dim(p.size), block.keys), body)
+        dot(b, t, weights, values, (block.rows, b.dim(p.size), block.keys), body, passes)
 
-    def _store_sums(self, q0: SSAValue, rows: SSAValue) -> None:
+    def store_sums(self, q0: SSAValue, rows: SSAValue) -> None:
         """The log-sum-exp of each row, where something wants it."""
         b, p, lse = self.b, self.problem, self.op.results[1]
         if lse not in self.buffer:

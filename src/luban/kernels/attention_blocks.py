@@ -12,7 +12,7 @@ from luban.kernels.register_tiles import RegisterTile, fit, register_tile
 from luban.symbolic import Dim
 from luban.targets.target import Target
 
-QUERY_BLOCK = int(os.environ.get("QB", 64))
+QUERY_BLOCK = int(os.environ.get("QB", 32))
 KEY_BLOCK = int(os.environ.get("KB", 256))
 
 
