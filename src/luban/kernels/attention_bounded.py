@@ -8,14 +8,15 @@ shrinks what came before it, and the output stays in register tiles. Elsewhere t
 
 from __future__ import annotations
 
+from math import log2
 from typing import TYPE_CHECKING
 
 from xdsl.dialects import arith, math
-from xdsl.dialects.builtin import f16, f32
+from xdsl.dialects.builtin import bf16, f32
 from xdsl.ir import SSAValue
 
 from luban.kernels.attention_blocks import up
-from luban.kernels.attention_exponential import weight
+from luban.kernels.attention_exponential import MAGIC, STEPPED, bfloat16_weight
 from luban.kernels.attention_problem import AttentionWriter, Block
 from luban.kernels.dot_writer import Passes, dot
 from luban.symbolic import floordiv
@@ -30,8 +31,10 @@ TOGETHER = 4  # rows whose sums are built side by side
 
 
 def serves(writer: AttentionWriter) -> bool:
-    """Whether an attention's scores can be bounded: a bias may be anything, and float16 ends at 2^-24."""
-    return not writer.biased_scores and writer.dtype != f16
+    """Whether an attention may take this way: a bias may be anything, float16 ends at 2^-24, and float32 would lose
+    four bits, since the largest weight is no 1.
+    """
+    return not writer.biased_scores and writer.dtype == bf16
 
 
 class Bounded:
@@ -80,7 +83,9 @@ class Bounded:
 
     def query_block(self, q0: SSAValue, rows: SSAValue, last: SSAValue, bound: SSAValue) -> None:
         b, w = self.w.b, self.w
-        self.shift = bound
+        whole = b.insert(math.CeilOp(bound))
+        self.magic = b.binary(arith.SubfOp, b.constant(MAGIC, f32), whole)
+        self.shift = b.binary(arith.SubfOp, whole, b.constant(log2(STEPPED[0]), f32))
         w.clear(self.sums, self.rows * self.columns)
         final = b.dim(0)
         if self.partial is not None:
@@ -122,8 +127,7 @@ class Bounded:
             columns = b.minimum(b.dim(self.columns), b.binary(arith.SubiOp, block.keys, first))
 
             def keep(acc: SSAValue, i: SSAValue, j: SSAValue) -> None:
-                value = b.binary(arith.MulfOp, acc, b.constant(w.scale2, f32))
-                value = weight(b, b.binary(arith.SubfOp, value, self.shift), w.dtype)
+                value = bfloat16_weight(b, acc, w.scale2, self.magic)
                 if masked:
                     hidden = b.less(b.add(block.q0, i), b.add(b.add(block.k0, first), j))
                     value = b.select(hidden, b.constant(0.0, f32), value)

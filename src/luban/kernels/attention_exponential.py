@@ -7,7 +7,7 @@ with degree 4, against 17 of the exact exp2.
 
 from __future__ import annotations
 
-from xdsl.dialects import arith
+from xdsl.dialects import arith, math
 from xdsl.dialects.builtin import f32, i32
 from xdsl.ir import Attribute, SSAValue
 
@@ -15,6 +15,9 @@ from luban.compiler.lowering.builder import KernelBuilder
 
 # 2^r on [-0.5, 0.5]; largest relative error 2^-18.5, far below what rounding to 16 bits costs, and 2^-23.7.
 SHORT = (0.9999992847442627, 0.6931217908859253, 0.240247443318367, 0.05591785907745361, 0.009570102207362652)
+# 181/128 * 2^r, between 1 and 2 but for 2^-13, where bfloat16 has steps of 2^-7; largest relative error 2^-13.3.
+STEPPED = (1.4140625, 0.9803453683853149, 0.3425014317035675, 0.07778606563806534)
+STEPS = float(3 << 15)  # added, it leaves multiples of 2^-7
 EXACT = (
     1.0000001192092896,
     0.6931469440460205,
@@ -32,12 +35,36 @@ def weight(b: KernelBuilder, x: SSAValue, dtype: Attribute) -> SSAValue:
     magic = b.constant(MAGIC, f32)
     shifted = b.binary(arith.AddfOp, x, magic)
     r = b.binary(arith.SubfOp, x, b.binary(arith.SubfOp, shifted, magic))
-    coefficients = EXACT if dtype == f32 else SHORT
-    value = b.constant(coefficients[-1], f32)
-    for c in reversed(coefficients[:-1]):
-        value = b.binary(arith.AddfOp, b.binary(arith.MulfOp, value, r), b.constant(c, f32))
+    *lower, value = [b.constant(c, f32) for c in (EXACT if dtype == f32 else SHORT)]
+    for c in reversed(lower):
+        value = _fma(b, value, r, c)
+    keep = b.insert(arith.CmpfOp(x, b.constant(LOWEST, f32), "uge"))
+    return b.select(keep, b.binary(arith.MulfOp, value, _power_of_two(b, shifted)), b.constant(0.0, f32))
+
+
+def bfloat16_weight(b: KernelBuilder, product: SSAValue, scale: float, magic: SSAValue) -> SSAValue:
+    """181/128 * 2^(product * scale - n), rounded to what bfloat16 holds, for exponents that a normal number has.
+
+    `magic` is MAGIC less the whole number n. Weights that are summed as they are multiplied leave no error in a row that
+    one of them governs; the last step of the polynomial rounds for one instruction more.
+    """
+    factor = b.constant(scale, f32)
+    shifted = _fma(b, product, factor, magic)
+    r = _fma(b, product, factor, b.binary(arith.SubfOp, magic, shifted))
+    first, *middle, last = STEPPED
+    value = b.constant(last, f32)
+    for c in reversed(middle):
+        value = _fma(b, value, r, b.constant(c, f32))
+    stepped = _fma(b, value, r, b.constant(first + STEPS, f32))
+    return b.binary(arith.MulfOp, b.binary(arith.SubfOp, stepped, b.constant(STEPS, f32)), _power_of_two(b, shifted))
+
+
+def _fma(b: KernelBuilder, x: SSAValue, y: SSAValue, z: SSAValue) -> SSAValue:
+    return b.insert(math.FmaOp.create(operands=[x, y, z], result_types=[f32]))
+
+
+def _power_of_two(b: KernelBuilder, shifted: SSAValue) -> SSAValue:
+    """2^n, where the low bits hold n + 127."""
     bits = b.insert(arith.BitcastOp.create(operands=[shifted], result_types=[i32]))
     power = b.binary(arith.ShLIOp, bits, b.constant(23, i32))
-    value = b.binary(arith.MulfOp, value, b.insert(arith.BitcastOp.create(operands=[power], result_types=[f32])))
-    keep = b.insert(arith.CmpfOp(x, b.constant(LOWEST, f32), "uge"))
-    return b.select(keep, value, b.constant(0.0, f32))
+    return b.insert(arith.BitcastOp.create(operands=[power], result_types=[f32]))
