@@ -6,11 +6,16 @@ from typing import Any
 
 from luban.compiler.codegen.llvm.context import Context, emits
 from luban.compiler.codegen.llvm.scalar_ops import convert_float, elementwise, working_type
+from luban.compiler.codegen.llvm.small_floats import narrow_pairs, narrows_pairs
 from luban.compiler.codegen.llvm.values import Varying, scalar_type, vector_type
 
 
 @emits("arith.extf", "arith.truncf")
 def _float_to_float(ctx: Context, op: Any) -> None:
+    value, target = ctx.values[op.operands[0]], scalar_type(op.results[0].type)
+    if isinstance(value, Varying) and (value.type, target) == ("float", "bfloat") and narrows_pairs(ctx):
+        ctx.values[op.results[0]] = Varying(target, tuple(narrow_pairs(ctx, value.parts)))
+        return
     elementwise(ctx, op, lambda ctx, types, width, texts: convert_float(ctx, types[0], types[1], width, texts[0]))
 
 
