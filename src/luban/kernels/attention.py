@@ -22,6 +22,7 @@ from luban.kernels.dot_writer import Matrix, Passes, dot
 from luban.symbolic import Dim, floordiv
 
 Q, K, V, BIAS = range(4)
+ONCE = Passes()
 Body = Callable[[SSAValue, SSAValue, SSAValue], None]
 
 
@@ -151,7 +152,7 @@ class Forward(AttentionWriter):
 
         self.times_values(block, add)
 
-    def times_values(self, block: Block, body: Body, passes: Passes = Passes()) -> None:
+    def times_values(self, block: Block, body: Body, passes: Passes = ONCE) -> None:
         """weights * values: `body` says what becomes of the results."""
         b, p, t = self.b, self.problem, self.tile
         weights = Matrix(self.softmax.weights, b.dim(0), self.softmax.weight_pitch, 1)
@@ -172,6 +173,3 @@ class Forward(AttentionWriter):
             value = b.binary(arith.MulfOp, log, b.constant(1 / LOG2_E, f32))
             at = [self.batch, self.head, b.add(q0, loop.index)]
             b.store(value, self.buffer[lse], at, [p.heads * p.queries, p.queries, 1])
-
-
-

@@ -16,7 +16,7 @@ from xdsl.ir import SSAValue
 
 from luban.compiler.ir.dtypes import bytes_of
 from luban.compiler.lowering.registry import Lowered, Request
-from luban.kernels.attention_blocks import backward_blocks, up
+from luban.kernels.attention_blocks import up
 from luban.kernels.attention_exponential import weight
 from luban.kernels.attention_problem import LOG2_E, AttentionWriter, flops_of
 from luban.kernels.dot_writer import Matrix, Passes, dot, pack_a, pack_b, panel_elements
@@ -47,26 +47,24 @@ class Pair:
 class _Backward(AttentionWriter):
     def emit(self) -> None:
         b, p = self.b, self.problem
-        self.cut = backward_blocks(self.request.target, self.dtype, p.queries, p.keys, p.size)
-        self.tile, self.score_tile = self.cut.tile, self.cut.score_tile
         counts: list[Dim] = [p.batch, p.key_heads]
         with b.loop(b.dim(0), b.dim(p.batch * p.key_heads), "parallel") as task:
-            self.batch, self.key_head = b.digits(task.index, counts)
+            self.batch, self.shared_head = b.digits(task.index, counts)
             self._open()
             if p.shared == 1:
-                self._head(self.key_head)
+                self._head(self.shared_head)
                 return
             for buffer in self.sums:
                 self.clear(buffer, p.keys * p.size)
             with b.loop(b.dim(0), b.dim(p.shared), "serial") as member:
-                self._head(b.add(b.mul(self.key_head, b.dim(p.shared)), member.index))
+                self._head(b.add(b.mul(self.shared_head, b.dim(p.shared)), member.index))
             for result, buffer in zip((1, 2), self.sums, strict=True):
-                self._store_rows(result, buffer, self.key_head, p.keys)
+                self._store_rows(result, buffer, self.shared_head, p.keys)
 
     def _open(self) -> None:
         """Scratch of a task, and the sums of what heads give to their keys and values where several share them."""
-        b, p, t, c = self.b, self.problem, self.tile, self.cut
-        self.keys_base = {o: self.head_base(o, self.batch, self.key_head) for o in (K, V)}
+        b, p, t, c = self.b, self.problem, self.tile, self.blocks
+        self.keys_base = {o: self.head_base(o, self.batch, self.shared_head) for o in (K, V)}
         rows = floordiv(p.queries + (TOGETHER - 1), TOGETHER) * TOGETHER
         self.delta, self.shift = b.alloc(rows, f32), b.alloc(rows, f32)
         self.sums = [b.alloc(p.keys * p.size, f32) for _ in range(2)] if p.shared > 1 else []
@@ -88,7 +86,7 @@ class _Backward(AttentionWriter):
     def _column_elements(self) -> int:
         """Elements of a block of queries packed as columns over features."""
         s = self.score_tile
-        return panel_elements(s, s.nr, self.cut.queries, self.problem.size)
+        return panel_elements(s, s.nr, self.blocks.queries, self.problem.size)
 
     def _room(self, operand: int) -> int:
         t = self.tile
@@ -97,7 +95,7 @@ class _Backward(AttentionWriter):
     # ---- a head
 
     def _head(self, head: SSAValue) -> None:
-        b, p, c = self.b, self.problem, self.cut
+        b, p, c = self.b, self.problem, self.blocks
         self.head = head
         self.base = {o: self.head_base(o, self.batch, head) for o in (GRAD, Q, OUT)} | self.keys_base
         self._row_numbers()
@@ -107,7 +105,9 @@ class _Backward(AttentionWriter):
                 at = b.mul(index, b.dim(self._column_elements))
                 pack_b(b, self.score_tile, self._rows(operand, q0), rows, b.dim(p.size), scratch, at)
             for operand in (o for o in self.packed if o != K):
-                self.pack_features(self._rows(operand, q0), rows, self.packed[operand], self._at(operand, index), c.queries)
+                self.pack_features(
+                    self._rows(operand, q0), rows, self.packed[operand], self._at(operand, index), c.queries
+                )
         with self._blocks(p.keys, c.keys) as (_, k0, keys):
             self._key_block(k0, keys)
         self._store_rows(0, self.sum_q, head, p.queries)
@@ -152,7 +152,7 @@ class _Backward(AttentionWriter):
     # ---- a block of keys
 
     def _key_block(self, k0: SSAValue, keys: SSAValue) -> None:
-        b, p, c = self.b, self.problem, self.cut
+        b, p, c = self.b, self.problem, self.blocks
         for partial in self.partial:
             self.clear(partial, up(c.keys, self.tile.mr) * up(p.size, self.tile.nr))
         if K in self.packed:

@@ -24,9 +24,7 @@ from luban.symbolic import floordiv
 if TYPE_CHECKING:
     from luban.kernels.attention import Forward
 
-import os
-PART = int(os.environ.get("PART", 32))
-LIMIT = float(os.environ.get("LIM", 32.0))  # weights of bfloat16 times values stay far from denormal numbers, which a matrix unit takes for 0
+LIMIT = 32.0  # weights of bfloat16 times values stay far from denormal numbers, which a matrix unit takes for 0
 TOGETHER = 4  # rows whose sums are built side by side
 
 
@@ -44,7 +42,7 @@ class Bounded:
         self.w, b = writer, writer.b
         t, s = writer.tile, writer.score_tile
         self.rows = up(writer.query_block, TOGETHER)
-        self.columns = min(writer.key_block, up(PART, s.nr))
+        self.columns = min(writer.key_block, s.nr)
         self.sums = b.alloc(self.rows * self.columns, f32)
         self.partial = None
         if not writer.single:
@@ -154,5 +152,3 @@ class Bounded:
             for row, total in zip(found, loop.results, strict=True):
                 b.store(total, w.softmax.total, [row], [1])
                 b.store(self.shift, w.softmax.top, [row], [1])
-
-

@@ -20,7 +20,7 @@ from luban.compiler.lowering.registry import Lowered, Request
 from luban.compiler.lowering.schedule import merge_axes, place_group
 from luban.compiler.passes.graph.grouping import source_of
 from luban.errors import UnsupportedOperatorError
-from luban.kernels.attention_blocks import blocks_of
+from luban.kernels.attention_blocks import Blocks, backward_blocks, forward_blocks
 from luban.kernels.dot_writer import Matrix, pack_a, pack_b, panel_elements
 from luban.symbolic import Dim, floordiv, product
 
@@ -86,9 +86,10 @@ class AttentionWriter(Evaluator):
         self.accesses: list[Access] = list(first.properties["accesses"].data)  # type: ignore[union-attr]
         self.dtype: Attribute = first.operands[1].type.dtype  # type: ignore[attr-defined]
         p = self.problem
-        blocks = blocks_of(request.target, self.dtype, p.queries, p.keys, p.size)
-        self.tile, self.score_tile = blocks.tile, blocks.score_tile
-        self.query_block, self.key_block = blocks.queries, blocks.keys
+        choose = backward_blocks if first.name.endswith("backward") else forward_blocks
+        self.blocks: Blocks = choose(request.target, self.dtype, p.queries, p.keys, p.size)
+        self.tile, self.score_tile = self.blocks.tile, self.blocks.score_tile
+        self.query_block, self.key_block = self.blocks.queries, self.blocks.keys
         self.single = isinstance(p.keys, int) and p.keys <= self.key_block
 
     def lowered(self, flops: Dim) -> Lowered:
