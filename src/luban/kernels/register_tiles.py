@@ -53,6 +53,14 @@ def register_tile(target: Target, dtype: Attribute) -> RegisterTile:
     return RegisterTile("fma", mr, nv * lanes, 1, dtype, True, True, accumulator)
 
 
+def streaming_tile(target: Target, dtype: Attribute, rows: int) -> RegisterTile:
+    """A tile of few rows and many columns for products that read B once, from memory, where it lies."""
+    accumulator = f64 if dtype == f64 else f32
+    lanes = max(1, target.vector_bits // (64 if accumulator == f64 else 32))
+    vectors = max(1, min(8, (target.vector_registers - 4) // (rows + 1)))
+    return RegisterTile("fma", rows, vectors * lanes, 1, dtype, True, True, accumulator)
+
+
 def fit(t: RegisterTile, target: Target, n: int) -> RegisterTile:
     """The tile for n columns: the width that leaves fewest lanes idle, of those the one nearest to square.
 
