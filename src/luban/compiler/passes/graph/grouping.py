@@ -206,7 +206,8 @@ def _coming_leads(group: Group, op: Operation, coming: Collection[Operation]) ->
         placed = next(filter(None, (_fit(group, reader, lead) for lead in leads)), None)
         if placed is None or len(placed[1].axes) != len(group.axes):
             continue
-        read = placed[0].reads[use.index]
+        reads = placed[0].reads  # a scatter's do not count what it starts from, and the place of a read is another
+        read = reads[use.index] if len(reads) == len(reader.operands) else None
         if read is not None and read[1] == 0:
             found.append((Access.of(contiguous(domain_of(op))), read[0], 0))
     return found
