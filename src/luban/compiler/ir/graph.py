@@ -25,6 +25,7 @@ from xdsl.irdl import (
 from xdsl.traits import IsTerminator, Pure
 
 from luban.compiler.ir.attributes import INDEX, Access, Dims, Indirect, TensorType
+from luban.compiler.ir.dtypes import bytes_of, is_float
 from luban.compiler.ir.rules import require, verify_accesses, verify_body, verify_results
 from luban.symbolic import Dim, divide_exact, product
 
@@ -219,9 +220,10 @@ class ContractOp(IRDLOperation):
 
 @irdl_op_definition
 class ScatterOp(IRDLOperation):
-    """A copy of `init` combined at computed flat positions with values; the body yields (position, value).
+    """A copy of `init`, or one number everywhere, combined at computed flat positions with values.
 
-    Duplicate positions combine in domain order; with kind "set" the last one stays.
+    The body yields (position, value). Duplicate positions combine in domain order; with kind "set" the last one stays.
+    Values combine in the type of `init` and are rounded once where the result's floats are narrower.
     """
 
     name = "graph.scatter"
@@ -238,14 +240,24 @@ class ScatterOp(IRDLOperation):
         verify_accesses(self, self.ins, self.accesses, self.domain)
         verify_body(self, self.ins, self.accesses)
         require(self, self.kind.data in SCATTERS, f"has a kind among {', '.join(SCATTERS)}")
-        require(self, self.out.type == self.init.type, "gives a tensor like its init")
+        whole = self.init.type.shape in ((), self.out.type.shape)
+        require(self, whole, "has an init of its result's shape, or one number")
+        wide, narrow = self.init.type.dtype, self.out.type.dtype
+        require(
+            self, wide == narrow or is_narrowing(wide, narrow), "gives elements like its init's, or narrower floats"
+        )
         require(self, len(yielded(self)) == 2, "yields a position and a value")
         position, value = yielded(self)
         require(
             self,
-            position.type == INDEX and value.type == self.out.type.dtype,
-            "yields an i64 position and a value of its element type",
+            position.type == INDEX and value.type == wide,
+            "yields an i64 position and a value of its init's element type",
         )
+
+
+def is_narrowing(wide: Attribute, narrow: Attribute) -> bool:
+    """Whether one float type rounds to another."""
+    return is_float(wide) and is_float(narrow) and bytes_of(narrow) < bytes_of(wide)
 
 
 @irdl_op_definition

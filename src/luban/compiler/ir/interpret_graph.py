@@ -296,7 +296,7 @@ def _without(shape: Shape, start: int, count: int) -> Shape:
 
 def _scatter(op: graph.ScatterOp, frame: Frame) -> list[np.ndarray]:
     domain = frame.shape(op.domain.data)
-    init = frame.take(op.init)
+    init = np.broadcast_to(frame.take(op.init), frame.shape(op.out.type.shape))
     position, value = run_body(op, operand_views(op, op.ins, domain, frame), domain, frame)
     positions = np.broadcast_to(position, domain).reshape(-1)
     values = np.broadcast_to(value, domain).reshape(-1)
