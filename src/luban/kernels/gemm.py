@@ -25,7 +25,6 @@ from luban.kernels.gemm_blocks import with_blocks
 from luban.kernels.gemm_schedule import GemmSchedule, Shape, choose
 from luban.symbolic import Dim, floordiv, product
 
-
 # rows or columns of a task: the first, how many, how many at most, how many at a time
 Span = tuple[SSAValue, SSAValue, int, int]
 
