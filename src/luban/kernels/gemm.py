@@ -50,6 +50,7 @@ class Problem:
     k: Dim
     a: Operand
     b: Operand
+    element: Attribute
 
 
 def lower(request: Request) -> Lowered:
@@ -91,7 +92,7 @@ def problem_of(op: Operation) -> Problem:
     a, b = op.properties["accesses"].data  # type: ignore[union-attr]
     left = Operand(op.operands[0], tuple(a.strides[:nb]), a.strides[nb], a.strides[nb + 2], a.offset)
     right = Operand(op.operands[1], tuple(b.strides[:nb]), b.strides[nb + 1], b.strides[nb + 2], b.offset)
-    return Problem(tuple(domain[:nb]), m, n, k, left, right)
+    return Problem(tuple(domain[:nb]), m, n, k, left, right, op.multiplied)  # type: ignore[attr-defined]
 
 
 class _Gemm(Evaluator):
@@ -115,7 +116,8 @@ class _Gemm(Evaluator):
             problem.b.outer,
             problem.b.k,
         )
-        self.schedule: GemmSchedule = choose(request.target, shape, problem.a.value.type.dtype)  # type: ignore[attr-defined]
+        cast = tuple(o.value.type.dtype != problem.element for o in (problem.a, problem.b))  # type: ignore[attr-defined]
+        self.schedule: GemmSchedule = choose(request.target, shape, problem.element, cast)
         if request.tile_size is not None:
             self.schedule = with_blocks(self.schedule, shape, request.tile_size)
 

@@ -64,19 +64,20 @@ STREAMS = 8  # rows of B read side by side: the prefetchers follow as many strea
 LONG_RUN = 1024  # bytes of a row of B that are worth packing at a time: shorter pieces miss the TLB and the prefetchers
 
 
-def choose(target: Target, shape: Shape, dtype: Attribute) -> GemmSchedule:
-    """The schedule for a shape on a target."""
+def choose(target: Target, shape: Shape, dtype: Attribute, cast: tuple[bool, ...] = (False, False)) -> GemmSchedule:
+    """The schedule for a shape on a target; an operand that is `cast` to dtype is converted when it is packed."""
     m, n, k = _known(shape.m, 1024), _known(shape.n, 1024), _known(shape.k, 1024)
     t = fit(register_tile(target, dtype), target, n)
     batch, size = _known(shape.batch, 1), bytes_of(t.element)
     if m < t.mr and not t.whole:
         t = replace(t, mr=max(1, m))
     known = isinstance(shape.m, int) and isinstance(shape.k, int)
-    if known and m <= STREAM_ROWS and shape.b_n == 1 and n * k * size > target.l2_bytes > 0:
+    if known and not any(cast) and m <= STREAM_ROWS and shape.b_n == 1 and n * k * size > target.l2_bytes > 0:
         return _streaming(target, dtype, (batch, m, n, k))
     near = (target.l2_bytes or ANY_CACHE) // CACHE_SHARE
     depth = _depth(target, t, k, near)
-    pack_a, pack_b = _packs_a(target, t, shape), _packs_b(target, t, shape, n * k * size)
+    pack_a = cast[0] or _packs_a(target, t, shape)
+    pack_b = cast[1] or _packs_b(target, t, shape, n * k * size)
     costs = tuple(PACK if packed else READ for packed in (pack_a, pack_b))
     share_m, share_n = _shares(target.cores, (batch, m, n, k), t, costs)
     if isinstance(shape.k, int) and _all_of_k(shape, (depth, share_m, share_n), size, near):

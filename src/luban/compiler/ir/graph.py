@@ -185,6 +185,7 @@ class ContractOp(IRDLOperation):
 
     `counts` says how many dims of the domain are batch, m, n and k, in this order; the result is row-major over
     (batch, m, n). Convolutions without padding are contractions too: an access may stride one operand by several dims.
+    `element`, where given, is the float type to which both operands are converted before they are multiplied.
     """
 
     name = "graph.contract"
@@ -193,8 +194,14 @@ class ContractOp(IRDLOperation):
     domain = prop_def(Dims)
     counts = prop_def(ArrayAttr)
     accesses = prop_def(ArrayAttr)
+    element = opt_prop_def(Attribute)
     out = result_def(TensorType)
     traits = traits_def(Pure())
+
+    @property
+    def multiplied(self) -> Attribute:
+        """The element type in which the operands are multiplied."""
+        return self.a.type.dtype if self.element is None else self.element  # type: ignore[attr-defined]
 
     def verify_(self) -> None:
         verify_accesses(self, [self.a, self.b], self.accesses, self.domain)

@@ -280,6 +280,8 @@ def _contract(op: graph.ContractOp, frame: Frame) -> list[np.ndarray]:
     )
     if 0 in domain[: nb + nm + nn]:
         return [np.zeros(domain[: nb + nm + nn], numpy_dtype(op.out.type.dtype))]
+    if op.element is not None:
+        left, right = conform(left, op.element), conform(right, op.element)
     left = np.broadcast_to(left.reshape(_without(left.shape, nb + nm, nn)), (*batch, *m, *k))
     right = np.broadcast_to(right.reshape(_without(right.shape, nb, nm)), (*batch, *n, *k))
     wide = np.float64 if left.dtype.kind == "f" else numpy_dtype(op.out.type.dtype)
