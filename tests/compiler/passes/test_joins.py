@@ -127,3 +127,13 @@ def test_no_pass_changes_a_rotation(machine, rotate):
 
     args = [torch.randn(2, 3, 8) for _ in range(4)]
     assert bisect(graph_of(machine, f, *args), PASSES, args) is None
+
+
+def test_a_join_that_waits_for_maps(machine):
+    """What a map's reader is, a join here, says nothing about dims that it does not have."""
+
+    def f(x, y):
+        z = (x.sum(-1, keepdim=True) + y).tanh()
+        return torch.cat((z, y * 2, z[:, :1].exp()), 1), z.sum(0)
+
+    machine.check(f, torch.randn(4, 6), torch.randn(4, 5))

@@ -147,3 +147,16 @@ def test_products_of_other_stores_are_no_reason_to_wait(machine):
     args = [torch.randn(s) for s in [(20, 16), (16, 24), (24, 24), (20, 24)]]
     machine.check(f, *args)
     assert bisect(import_graph(machine.traced(f, args), "main").module, PASSES, args) is None
+
+
+def test_a_store_does_not_take_a_part_of_what_a_loop_makes(machine):
+    """tanh is wanted for the activation and for its gradient: one loop makes both, and the product stores itself."""
+
+    def f(h, g, w, v):
+        t = torch.tanh(h)
+        y, grad = h * (1 + t), (g @ w) * (1 + t + h * (1 - t * t))
+        return grad.sum(0), grad @ v, y.mT @ g
+
+    args = [torch.randn(s) for s in [(130, 160), (130, 24), (24, 160), (160, 24)]]
+    assert [g for g in fused(machine, f, *args) if g[0] == "contract"] == [["contract", "yield"]] * 3
+    machine.check(f, *args)

@@ -199,7 +199,7 @@ def _coming_leads(group: Group, op: Operation, coming: Collection[Operation]) ->
     found: list[Lead] = []
     for use in (use for result in op.results for use in result.uses):
         reader = use.operation
-        if reader not in coming or "domain" not in reader.properties:
+        if reader not in coming or reader.name not in LOOPS:  # a join, say, has no domain to place it by
             continue
         beside = any(v in group.produced for v in reader.operands)
         leads = _leads(group, reader, False) if beside else _coming_leads(group, reader, coming)
