@@ -114,7 +114,8 @@ def test_casts_of_a_bias_are_no_kernels(machine, dtype):
 
     args = [torch.randn(s) for s in [(20, 16), (16, 24), (24,)]]
     compiled = machine.check(f, *args, tolerance=2e-2)
-    assert len(compiled.kernels) == 3  # two operands of the product, and the product
+    packed = dtype == torch.bfloat16  # the product's own packing casts its operands
+    assert len(compiled.kernels) == (1 if packed else 3)
 
     def g(x, bias):
         return (x + bias.to(dtype)).tanh(), x.sum(0) * bias.to(dtype)
