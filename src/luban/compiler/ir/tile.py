@@ -127,7 +127,8 @@ class StoreOp(IRDLOperation):
     """buffer[offset + sum of stride * index] = value, where the optional i1 mask is true.
 
     `combine` "none" overwrites; "add", "mul", "max", "min" combine with what is there, and lanes of one vector that hit
-    the same place combine too (the code generator goes lane by lane).
+    the same place combine too (the code generator goes lane by lane). With `streams` whole vectors may go past the
+    caches.
     """
 
     name = "tile.store"
@@ -138,6 +139,7 @@ class StoreOp(IRDLOperation):
     strides = prop_def(Dims)
     offset = prop_def(Dims)
     combine = prop_def(StringAttr)
+    streams = opt_prop_def(UnitAttr)
     irdl_options = (AttrSizedOperandSegments(as_property=True),)
 
     def verify_(self) -> None:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import ArrayAttr, FloatAttr, IntegerAttr, StringAttr, i1
+from xdsl.dialects.builtin import ArrayAttr, FloatAttr, IntegerAttr, StringAttr, UnitAttr, i1
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
 from luban.compiler.ir import tile
@@ -163,8 +163,9 @@ class KernelBuilder:
         offset: Dim = 0,
         mask: SSAValue | None = None,
         combine: str = "none",
+        streams: bool = False,
     ) -> None:
-        """Writes, or combines, one element."""
+        """Writes, or combines, one element; `streams`: past the caches."""
         kept = [(i, s) for i, s in zip(indices, strides) if s != 0]
         self.insert(
             tile.StoreOp.build(
@@ -173,6 +174,7 @@ class KernelBuilder:
                     "strides": Dims(tuple(s for _, s in kept)),
                     "offset": Dims((offset,)),
                     "combine": StringAttr(combine),
+                    **({"streams": UnitAttr()} if streams else {}),
                 },
             )
         )

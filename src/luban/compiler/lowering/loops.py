@@ -17,6 +17,7 @@ from luban.compiler.lowering.builder import KernelBuilder
 from luban.compiler.lowering.evaluator import Evaluator
 from luban.compiler.lowering.registry import Lowered, Request
 from luban.compiler.lowering.schedule import Passes, is_full_reduction, is_row_member, place_group, schedule
+from luban.compiler.lowering.streams import streamed
 from luban.compiler.passes.graph.grouping import Group
 from luban.compiler.passes.graph.placement import Axis, Member, Strides
 from luban.symbolic import Dim, floordiv, product
@@ -56,6 +57,7 @@ class _Emitter(Evaluator):
 
     def __init__(self, request: Request, group: Group, passes: Passes, leaving: Sequence[SSAValue]):
         self.group, self.passes, self.leaving = group, passes, leaving
+        self.streamed = streamed(request.group, group, passes, leaving, request.target)
         inside = group.produced
         self.external = list(dict.fromkeys(v for m in group.members for v in m.op.operands if v not in inside))
         self.late = [m for m in group.members if any(r in group.late for r in m.op.results)]
@@ -307,7 +309,8 @@ class _Emitter(Evaluator):
         if value in scratch:
             self.b.store(got, scratch[value], *self.address(self._column_strides()))
         else:
-            self.b.store(got, self.buffer[value], *self.address(self.member(value).writes))
+            streams = value in self.streamed
+            self.b.store(got, self.buffer[value], *self.address(self.member(value).writes), streams=streams)
 
     def _column_strides(self) -> Strides:
         table: Strides = {}

@@ -8,6 +8,7 @@ makes rows that gather their updates (scatter_rows.py).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from xdsl.dialects import arith
 from xdsl.ir import Attribute, Operation, SSAValue
@@ -18,6 +19,7 @@ from luban.compiler.lowering import scatter_rows
 from luban.compiler.lowering.bodies import copy_body
 from luban.compiler.lowering.builder import KernelBuilder
 from luban.compiler.lowering.registry import Lowered, Request
+from luban.compiler.lowering.streams import is_assigned, is_large
 from luban.symbolic import Dim, divide_exact, floordiv, product
 
 COPY_BLOCK = 16384
@@ -38,6 +40,8 @@ def lower(request: Request) -> Lowered:
     target = b.buffers[len(operands)]
     size = product(out_type.shape)  # type: ignore[attr-defined]
     if rows is not None:
+        past = is_large(op.results[0], request.target) and not is_assigned(request.group.results[0])
+        rows = replace(rows, streams=past)
         scatter_rows.emit(b, rows, buffers, target, made)
     elif out_type.dtype == wide:  # type: ignore[attr-defined]
         _copy(b, buffers[op.operands[0]], target, size, bool(op.operands[0].type.shape))  # type: ignore[attr-defined]

@@ -32,6 +32,7 @@ class Rows:
     sizes: tuple[Dim, ...]
     rows: Dim
     width: Dim
+    streams: bool = False  # the result goes past the caches
 
     @property
     def count(self) -> Dim:
@@ -108,7 +109,8 @@ def _write_row(b: KernelBuilder, shape: Rows, buffers, target, order, row, low, 
                 _, value = _update(b, shape, buffers, number, column.index)
                 each.yields = [combine(b, kind, each.carried[0], value)]
             run.yields = [combine(b, kind, run.carried[0], each.results[0])]
-        b.store(rounded(b, run.results[0], target), target, [row, column.index], [shape.width, 1])
+        got = rounded(b, run.results[0], target)
+        b.store(got, target, [row, column.index], [shape.width, 1], streams=shape.streams)
 
 
 def rounded(b: KernelBuilder, value: SSAValue, target: SSAValue) -> SSAValue:
