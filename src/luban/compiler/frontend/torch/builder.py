@@ -66,6 +66,16 @@ def meta_of(value: torch.Tensor) -> Meta:
     return Meta(shape, value.dtype, strides, order)
 
 
+@dataclass(frozen=True)
+class LogSoftmax:
+    """What a log-softmax was made of: its input, and along `dim` the maximum and the sum of the powers."""
+
+    x: View
+    dim: int
+    top: View
+    powers: View
+
+
 class Builder:
     """Appends graph operations to a function's block."""
 
@@ -74,6 +84,7 @@ class Builder:
         self.seed: View | None = None
         self.randoms = 0
         self._dense: dict[View, View] = {}
+        self.log_softmaxes: dict[View, LogSoftmax] = {}
 
     # -- what FX says -------------------------------------------------------------------------------------------------
 
