@@ -6,7 +6,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-
 NEAR = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 FLOATS = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from xdsl.ir import Attribute
 
 from luban.compiler.ir.dtypes import bytes_of
-from luban.kernels.register_tiles import RegisterTile, fit, register_tile, streaming_tile
+from luban.kernels.dot_writer import packed_depth
+from luban.kernels.register_tiles import RegisterTile, fit, register_tile, split_tile, streaming_tile
 from luban.symbolic import Dim
 from luban.targets.target import Target
 
@@ -64,28 +65,42 @@ STREAMS = 8  # rows of B read side by side: the prefetchers follow as many strea
 LONG_RUN = 1024  # bytes of a row of B that are worth packing at a time: shorter pieces miss the TLB and the prefetchers
 
 
-def choose(target: Target, shape: Shape, dtype: Attribute, cast: tuple[bool, ...] = (False, False)) -> GemmSchedule:
-    """The schedule for a shape on a target; an operand that is `cast` to dtype is converted when it is packed."""
+def choose(
+    target: Target,
+    shape: Shape,
+    dtype: Attribute,
+    held: tuple[Attribute, ...] | None = None,
+    precision: str = "highest",
+) -> GemmSchedule:
+    """The schedule for a shape on a target.
+
+    dtype is the type in which the operands are multiplied, `held` the types in which they lie: an operand of another type
+    than the unit's is converted when it is packed.
+    """
     m, n, k = _known(shape.m, 1024), _known(shape.n, 1024), _known(shape.k, 1024)
-    t = fit(register_tile(target, dtype), target, n)
+    t = fit(split_tile(target, dtype, precision) or register_tile(target, dtype), target, n)
     batch, size = _known(shape.batch, 1), bytes_of(t.element)
+    cast = [t.terms > 1 or ty != t.element for ty in held or (dtype, dtype)]
     if m < t.mr and not t.whole:
         t = replace(t, mr=max(1, m))
     known = isinstance(shape.m, int) and isinstance(shape.k, int)
-    if known and not any(cast) and m <= STREAM_ROWS and shape.b_n == 1 and n * k * size > target.l2_bytes > 0:
+    as_it_lies = known and set(held or (dtype,)) == {dtype}
+    if as_it_lies and m <= STREAM_ROWS and shape.b_n == 1 and n * k * bytes_of(dtype) > target.l2_bytes > 0:
         return _streaming(target, dtype, (batch, m, n, k))
     near = (target.l2_bytes or ANY_CACHE) // CACHE_SHARE
-    depth = _depth(target, t, k, near)
+    deep = packed_depth(t, k)
+    depth = _depth(target, t, deep if t.terms > 1 else k, near)
     pack_a = cast[0] or _packs_a(target, t, shape)
     pack_b = cast[1] or _packs_b(target, t, shape, n * k * size)
-    costs = tuple(PACK if packed else READ for packed in (pack_a, pack_b))
+    costs = tuple((PACK if packed else READ) * t.terms for packed in (pack_a, pack_b))
     share_m, share_n = _shares(target.cores, (batch, m, n, k), t, costs)
-    if isinstance(shape.k, int) and _all_of_k(shape, (depth, share_m, share_n), size, near):
-        kc, nc = k, _block(t.nr, share_n, near // (k * size))
-        rows = share_m if k <= depth else near // 4 // (nc * 4)
-        mc = _block(t.mr, share_m, min(rows, near // 2 // (k * size)) if pack_a else rows)
+    if isinstance(shape.k, int) and _all_of_k(shape, (depth, share_m, share_n, deep), size, near, pack_a):
+        kc, nc = k, _block(t.nr, share_n, near // (deep * size))
+        rows = share_m if deep <= depth else near // 4 // (nc * 4)
+        mc = _block(t.mr, share_m, min(rows, near // 2 // (deep * size)) if pack_a else rows)
     else:
-        kc, nc, mc = depth, _block(t.nr, share_n, near // (depth * size)), share_m
+        kc, mc = depth, share_m
+        nc = _block(t.nr, share_n, near // (packed_depth(t, depth) * size))
     parallel = batch * m * n * k >= SMALL
     return GemmSchedule(t, share_m, share_n, mc, nc, kc, depth, "rows", pack_a, pack_b, parallel)
 
@@ -110,16 +125,18 @@ def _depth(target: Target, t: RegisterTile, k: int, near: int) -> int:
     return -(-k // passes // t.k_multiple) * t.k_multiple
 
 
-def _all_of_k(shape: Shape, sizes: tuple[int, int, int], size: int, near: int) -> bool:
+def _all_of_k(shape: Shape, sizes: tuple[int, int, int, int], size: int, near: int, pack_a: bool) -> bool:
     """Whether B is packed over all of k, not pass by pass.
 
     Fewer columns fit the cache then, and A is read once for each block of them: `size` bytes a product of as many columns
     as fit. Packed pass by pass, sums are stored and loaded again: 8 bytes in `depth` products.
     """
-    (depth, share_m, share_n), k = sizes, _known(shape.k, 1024)
+    depth, share_m, share_n, k = sizes
     if k <= depth or share_n * k * size <= near:
         return True
     fitting = near // (k * size)
+    if pack_a:  # again for each block of columns
+        return False
     by_rows = shape.b_k != 1 and fitting * size < LONG_RUN and share_m < LONG_RUN
     return not by_rows and size / fitting <= 8 / depth
 
@@ -156,7 +173,7 @@ def _shares(cores: int, sizes: tuple[int, int, int, int], t: RegisterTile, costs
             sm, sn = -(-tiles_m // down), -(-tiles_n // across)
             tasks = batch * -(-tiles_m // sm) * -(-tiles_n // sn)
             moved = sm * t.mr * costs[0] + sn * t.nr * costs[1]
-            work = (sm * t.mr * sn * t.nr / SPEED.get(t.unit, SPEED["fma"]) + moved) * k
+            work = (sm * t.mr * sn * t.nr * t.terms / SPEED.get(t.unit, SPEED["fma"]) + moved) * k
             cost = -(-tasks // cores) * work
             if cost < best * 0.99:
                 best, found = cost, (sm * t.mr, sn * t.nr)

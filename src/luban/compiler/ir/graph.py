@@ -186,6 +186,8 @@ class ContractOp(IRDLOperation):
     `counts` says how many dims of the domain are batch, m, n and k, in this order; the result is row-major over
     (batch, m, n). Convolutions without padding are contractions too: an access may stride one operand by several dims.
     `element`, where given, is the float type to which both operands are converted before they are multiplied.
+    `precision` "high" or "medium" lets a target multiply float32 as sums of two bfloats, or rounded to bfloat16, where
+    that is faster; the interpreter multiplies exactly.
     """
 
     name = "graph.contract"
@@ -195,6 +197,7 @@ class ContractOp(IRDLOperation):
     counts = prop_def(ArrayAttr)
     accesses = prop_def(ArrayAttr)
     element = opt_prop_def(Attribute)
+    precision = opt_prop_def(StringAttr)
     out = result_def(TensorType)
     traits = traits_def(Pure())
 
@@ -211,6 +214,11 @@ class ContractOp(IRDLOperation):
             "has four counts: batch, m, n and k",
         )
         require(self, all(isinstance(a, Access) for a in self.accesses), "reads both operands through #graph.access")
+        require(
+            self,
+            self.precision is None or self.precision.data in ("highest", "high", "medium"),
+            "has a precision among highest, high, medium",
+        )
         nb, nm, nn, nk = (c.data for c in self.counts)
         require(self, nb + nm + nn + nk == len(self.domain.data), "counts every dim of its domain once")
         verify_results(self, self.domain.data[: nb + nm + nn], [self.out.type.dtype])

@@ -31,6 +31,7 @@ ROLES = ("serial", "parallel", "vector", "unroll")
 COMBINES = ("add", "mul", "max", "min", "and", "or", "none")
 RANDOMS = ("uniform", "normal", "bits")
 ORDERS = ("columns", "rows")
+PARTS = ("high", "low", "finite")
 
 
 @irdl_op_definition
@@ -206,6 +207,10 @@ class PackOp(IRDLOperation):
 
     The source element (i, p) is source[base + i * strides[0] + p * strides[1]]; it is converted to dst's element type.
     A panel holds k rounded up to a multiple of `k_multiple` (of kk where it is left out), zeros behind the last value.
+
+    Given `parts`, a panel holds several of the bfloat16 parts of float32 or float16 values one after the other, each
+    with all of k: "high" (the value rounded to bfloat16, at most the largest), "low" (what that leaves, rounded) and
+    "finite" (the high part); the last two are 0 for an infinity or NaN. A dot over all of them multiplies part by part.
     """
 
     name = "tile.pack"
@@ -218,14 +223,21 @@ class PackOp(IRDLOperation):
     panel = prop_def(IntAttr)
     kk = prop_def(IntAttr)
     k_multiple = opt_prop_def(IntAttr)
+    parts = opt_prop_def(ArrayAttr)
 
     @property
     def padding(self) -> int:
         """What k is rounded up to a multiple of."""
         return self.kk.data if self.k_multiple is None else self.k_multiple.data
 
+    @property
+    def parts_of(self) -> tuple[str, ...]:
+        """The names of what a panel holds; "whole" is the values themselves."""
+        return ("whole",) if self.parts is None else tuple(p.data for p in self.parts)
+
     def verify_(self) -> None:
         require(self, len(self.strides.data) == 2, "has two strides: outer and k")
+        require(self, self.parts is None or set(self.parts_of) <= set(PARTS), f"has parts among {', '.join(PARTS)}")
         require(self, self.panel.data > 0 and self.kk.data > 0, "has a panel and a kk of at least 1")
         _require_padding(self, (self.kk.data,))
 

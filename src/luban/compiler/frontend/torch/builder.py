@@ -259,6 +259,9 @@ class Builder:
                 ),
             },
         )
+        precision = torch.get_float32_matmul_precision()
+        if precision != "highest" and dtype == torch.float32:
+            op.properties["precision"] = StringAttr(precision)
         self.block.add_op(op)
         return dense(op.results[0], domain[: len(domain) - counts[3]], dtype)
 
