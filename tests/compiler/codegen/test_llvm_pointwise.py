@@ -278,3 +278,27 @@ def test_stores_past_the_caches_wherever_the_memory_lies(tile, target, ty):
                 want = np.full(n + 32, 9, dtype)
                 want[offset : offset + n] = a
                 assert np.array_equal(out, want), (offset, n, start)
+
+
+AHEAD = """
+for vector %i = %z to %n {{
+%x = "tile.load"(%a, %i) <{{strides = #graph.dims<[{stride}]>, offset = #graph.dims<[3]>, ahead, operandSegmentSizes = array<i32: 1, 1, 0>}}> : (!tile.buf<{ty}>, i64) -> {ty}
+store %x, %o[%i] [1] + 0 : {ty}
+}}
+"""  # noqa: E501
+
+
+@pytest.mark.parametrize("target", ["native", "x86-64-avx2"])
+@pytest.mark.parametrize("ty,dtype", [("f32", np.float32), ("f64", np.float64), ("f16", np.float16), ("i8", np.int8)])
+def test_fetching_ahead_changes_no_value(tile, target, ty, dtype):
+    """What is fetched may lie beyond the end of the memory; only neighbours are fetched."""
+    for stride in (1, 2, -1):
+        text = tile.text(SYMBOLIC + AHEAD.format(ty=ty, stride=stride), f"%a: {ty}, %o: {ty}", "s0")
+        kernel = tile.load(text, target)
+        x86 = targets.get(target).triple.startswith("x86_64")
+        assert ("prefetcht0" in kernel.compiled.assembly) == (x86 and stride == 1)
+        for n in (0, 1, 15, 64, 1000) if stride > 0 else (0, 1, 4):
+            a = np.arange(3 + max(stride, 1) * n + 8).astype(dtype)
+            out = np.full(n + 8, 9, dtype)
+            kernel(a, out, symbols=(n,))
+            assert np.array_equal(out[:n], a[3 + stride * np.arange(n)]) and (out[n:] == 9).all()

@@ -138,13 +138,18 @@ def test_small_operands_do_not_turn_the_loops(machine):
     machine.check(by_column, x, column, tolerance=5e-3)
 
 
-def streaming_stores(machine, f, args) -> list[bool]:
-    """Whether each kernel of a function has stores that go past the caches."""
+def kernels_of(machine, f, args):
+    """The tile kernels of a function."""
     module = import_graph(machine.traced(f, args), "main").module
     run(module, GRAPH_PIPELINE)
     (func,) = (op for op in module.body.block.ops if op.name == "graph.func")
-    kernels = lower_groups(func, (), targets.get("native")).unique.values()
-    return [any(o.name == "tile.store" and o.streams is not None for o in low.kernel.walk()) for low in kernels]
+    return [lowered.kernel for lowered in lower_groups(func, (), targets.get("native")).unique.values()]
+
+
+def streaming_stores(machine, f, args) -> list[bool]:
+    """Whether each kernel of a function has stores that go past the caches."""
+    kernels = kernels_of(machine, f, args)
+    return [any(o.name == "tile.store" and o.streams is not None for o in kernel.walk()) for kernel in kernels]
 
 
 def test_only_large_results_go_past_the_caches(machine, monkeypatch):
@@ -158,3 +163,18 @@ def test_only_large_results_go_past_the_caches(machine, monkeypatch):
     twice = lambda x: (x.exp(), x.exp() / x.exp().sum(1, keepdim=True))  # noqa: E731
     machine.check(twice, x)
     machine.check(lambda x: (x.softmax(-1), (x * 2).t(), x[:, 1:] + 1), x)
+
+
+def test_only_big_operands_are_fetched_ahead_and_once(machine):
+    """A row that a later pass reads again, and a small operand, are near already."""
+
+    def fetched(f, *args) -> list[int]:
+        return [
+            sum(o.name == "tile.load" and o.ahead is not None for o in k.walk()) for k in kernels_of(machine, f, args)
+        ]
+
+    big, small = torch.randn(512, 1024), torch.randn(1024)
+    assert fetched(lambda x, w: x * w, big, small) == [1]
+    assert fetched(lambda x, w: (x * w).softmax(-1), big, small) == [1]
+    assert fetched(lambda x, w: (x + x) * w, big[:64], small) == [0]
+    assert fetched(lambda x: x.sum(0), big) == [1]

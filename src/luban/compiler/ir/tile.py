@@ -105,7 +105,10 @@ class ForOp(IRDLOperation):
 
 @irdl_op_definition
 class LoadOp(IRDLOperation):
-    """buffer[offset + sum of stride * index], 0 where the optional i1 mask is false (memory is not read there)."""
+    """buffer[offset + sum of stride * index], 0 where the optional i1 mask is false (memory is not read there).
+
+    With `ahead` what lies further on may be fetched early.
+    """
 
     name = "tile.load"
     buffer = operand_def(BufferType)
@@ -113,6 +116,7 @@ class LoadOp(IRDLOperation):
     mask = opt_operand_def()
     strides = prop_def(Dims)
     offset = prop_def(Dims)
+    ahead = opt_prop_def(UnitAttr)
     result = result_def()
     irdl_options = (AttrSizedOperandSegments(as_property=True),)
 

@@ -143,13 +143,18 @@ class KernelBuilder:
         strides: Sequence[Dim],
         offset: Dim = 0,
         mask: SSAValue | None = None,
+        ahead: bool = False,
     ) -> SSAValue:
-        """The element at offset + sum(index * stride)."""
+        """The element at offset + sum(index * stride); `ahead`: fetch what lies further on, too."""
         kept = [(i, s) for i, s in zip(indices, strides) if s != 0]
         return self.insert(
             tile.LoadOp.build(
                 operands=[buffer, [i for i, _ in kept], mask],
-                properties={"strides": Dims(tuple(s for _, s in kept)), "offset": Dims((offset,))},
+                properties={
+                    "strides": Dims(tuple(s for _, s in kept)),
+                    "offset": Dims((offset,)),
+                    **({"ahead": UnitAttr()} if ahead else {}),
+                },
                 result_types=[buffer.type.dtype],  # type: ignore[attr-defined]
             )
         )

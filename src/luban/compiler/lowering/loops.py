@@ -55,6 +55,8 @@ def _bytes(value: SSAValue) -> int:
 class _Emitter(Evaluator):
     """Emits one kernel; `index` holds the current loop index of each axis."""
 
+    fetches = True
+
     def __init__(self, request: Request, group: Group, passes: Passes, leaving: Sequence[SSAValue]):
         self.group, self.passes, self.leaving = group, passes, leaving
         self.streamed = streamed(request.group, group, passes, leaving, request.target)
@@ -192,7 +194,7 @@ class _Emitter(Evaluator):
     # ---- one row
 
     def _emit_row(self, bounds: tuple[SSAValue, SSAValue] | None = None) -> None:
-        self.row_values, self.saved = self.constants(), {}
+        self.row_values, self.saved, self.fetched = self.constants(), {}, set()
         self._emit_row_maps(-1)
         scratch = {
             v: self.b.alloc(product(a.size for a in self.passes.columns), v.type.dtype) for v in self.passes.buffered

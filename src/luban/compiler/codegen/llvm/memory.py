@@ -18,7 +18,7 @@ from luban.compiler.codegen.llvm.lanes import (
     shuffle,
 )
 from luban.compiler.codegen.llvm.read_modify_write import combine_store, store_lane_by_lane
-from luban.compiler.codegen.llvm.streaming import stream, streams
+from luban.compiler.codegen.llvm.streaming import fetch_ahead, stream, streams
 from luban.compiler.codegen.llvm.values import BYTES, Uniform, Value, Varying, constant, scalar_type, splat, vector_type
 
 ZEROS = "luban.zeros"  # 64 zero bytes, to read where a mask forbids the real place
@@ -31,6 +31,8 @@ def _load(ctx: Context, op: Any) -> None:
     if isinstance(mask, Uniform) and mask.number:
         mask = None
     ty = scalar_type(op.result.type)
+    if op.ahead is not None and place.step == 1 and mask is None and ctx.masks is None:
+        fetch_ahead(ctx, place)
     ctx.values[op.result] = _load_same(ctx, place, ty, mask) if place.uniform else _load_lanes(ctx, place, ty, mask)
 
 
