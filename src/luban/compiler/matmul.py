@@ -21,7 +21,8 @@ DTYPES = ("float32", "float64", "bfloat16", "float16")
 class Matmul:
     """C (m, n) = A (m, k) @ B (k, n), all of one dtype (a name); sums in float32, in float64 for float64.
 
-    `precision` is torch's for float32 products. C is row-major, and so are A and B unless `a_turned` or `b_turned`: then their columns lie one after the other.
+    `precision` is torch's for float32 products. C is row-major, and so are A and B unless `a_turned` or `b_turned`: then
+    their columns lie one after the other.
     """
 
     m: int

@@ -12,7 +12,7 @@ from luban.compiler.ir import tile
 from luban.compiler.ir.attributes import INDEX, Dims
 from luban.compiler.lowering.builder import KernelBuilder
 from luban.kernels.register_tiles import RegisterTile
-from luban.symbolic import Dim, floordiv
+from luban.symbolic import Dim
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,9 @@ def panel_elements(t: RegisterTile, panel: int, count: int, k: int) -> int:
     return -(-count // panel) * panel * packed_depth(t, k)
 
 
-def packed_depth(t: RegisterTile, k: Dim) -> Dim:
+def packed_depth(t: RegisterTile, k: int) -> int:
     """Values of k in a packed panel: all parts of k rounded up to what the unit takes."""
-    return floordiv(k + (t.k_multiple - 1), t.k_multiple) * (t.k_multiple * t.terms)
+    return -(-k // t.k_multiple) * t.k_multiple * t.terms
 
 
 @dataclass(frozen=True)
