@@ -52,6 +52,14 @@ def test_too_much_memory_is_a_sentence():
         memory.reserve(1 << 60)
 
 
+def test_the_heap_is_trimmed_where_the_library_can():
+    memory.trim_heap()
+    blocks = [bytes(100_000) for _ in range(50)]
+    del blocks[::2]
+    memory.trim_heap()
+    assert all(b == bytes(100_000) for b in blocks)
+
+
 def test_a_dropped_output_is_used_again(pool):
     first = hand_out(pool)
     address = first.data_ptr()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,8 @@ DTYPES = ("float32", "float64", "bfloat16", "float16")
 class Matmul:
     """C (m, n) = A (m, k) @ B (k, n), all of one dtype (a name); sums in float32, in float64 for float64.
 
-    C is row-major, and so are A and B unless `a_turned` or `b_turned`: then their columns lie one after the other.
+    `precision` is torch's for float32 products. C is row-major, and so are A and B unless `a_turned` or `b_turned`: then
+    their columns lie one after the other.
     """
 
     m: int
@@ -29,6 +31,7 @@ class Matmul:
     dtype: str
     a_turned: bool = False
     b_turned: bool = False
+    precision: str = "highest"
 
     @property
     def shapes(self) -> tuple[tuple[int, int], ...]:
@@ -59,7 +62,13 @@ def matmul_of(a: Any, b: Any) -> Matmul:
             f"A has {left[1]} columns and B has {right[0]} rows, which must be equal for A @ B; "
             f"check the shapes {left} and {right}"
         )
-    return Matmul(left[0], right[1], left[1], dtype, _is_turned(a, left), _is_turned(b, right))
+    return Matmul(left[0], right[1], left[1], dtype, _is_turned(a, left), _is_turned(b, right), _precision())
+
+
+def _precision() -> str:
+    """What torch lets float32 products cost in precision, where torch is in use."""
+    torch = sys.modules.get("torch")
+    return "highest" if torch is None else torch.get_float32_matmul_precision()
 
 
 def _is_turned(value: Any, shape: tuple[int, int]) -> bool:
@@ -126,6 +135,8 @@ def graph_module(problem: Matmul) -> ModuleOp:
         },
     )
     product.out.name_hint = "c"
+    if problem.dtype == "float32" and problem.precision != "highest":
+        product.properties["precision"] = StringAttr(problem.precision)
     shown = {"shapes": ArrayAttr([c.dims]), "accesses": ArrayAttr([Access.of(contiguous(c.shape))])}
     block.add_ops([product, graph.ReturnOp.create(operands=[product.out], properties=shown)])
     properties = {"sym_name": StringAttr("matmul"), "symbols": ArrayAttr([])}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from xdsl.dialects.builtin import IntAttr, StringAttr, UnitAttr
+from xdsl.dialects.builtin import ArrayAttr, IntAttr, StringAttr, UnitAttr
 from xdsl.ir import Attribute, Block, Region, SSAValue
 
 from luban.compiler.ir import tile
@@ -34,7 +34,7 @@ def pack_a(
     b: KernelBuilder, t: RegisterTile, source: Matrix, count: SSAValue, k: SSAValue, scratch: SSAValue
 ) -> Matrix:
     """Packs `count` rows of the left operand by k values into scratch memory, as the unit reads them."""
-    return _pack(b, t, source, (t.mr, t.a_kk), count, k, scratch)
+    return _pack(b, t, source, (t.mr, t.a_kk, t.parts_a), count, k, scratch)
 
 
 def pack_b(
@@ -49,23 +49,29 @@ def pack_b(
     """Packs `count` columns of the right operand by k values into scratch memory (from element `at` on), as the unit
     reads them.
     """
-    return _pack(b, t, source, (t.panel_b or t.nr, t.kk), count, k, scratch, at)
+    return _pack(b, t, source, (t.panel_b or t.nr, t.kk, t.parts_b), count, k, scratch, at)
 
 
 def _pack(
     b: KernelBuilder,
     t: RegisterTile,
     source: Matrix,
-    form: tuple[int, int],
+    form: tuple[int, int, tuple[str, ...]],
     count: SSAValue,
     k: SSAValue,
     scratch: SSAValue,
     at: SSAValue | None = None,
 ) -> Matrix:
-    panel, kk = form
-    properties = {"strides": Dims((source.outer, source.k)), "panel": IntAttr(panel), "kk": IntAttr(kk)}
+    panel, kk, parts = form
+    properties: dict[str, Attribute] = {
+        "strides": Dims((source.outer, source.k)),
+        "panel": IntAttr(panel),
+        "kk": IntAttr(kk),
+    }
     if t.k_multiple != kk:
         properties["k_multiple"] = IntAttr(t.k_multiple)
+    if parts:
+        properties["parts"] = ArrayAttr([StringAttr(part) for part in parts])
     operands = [source.buffer, source.base, count, k, scratch, *([] if at is None else [at])]
     b.insert(tile.PackOp.create(operands=operands, properties=properties))
     return replace(source, buffer=scratch, base=b.dim(0) if at is None else at, outer=0, k=0, panel=panel)
@@ -73,7 +79,12 @@ def _pack(
 
 def panel_elements(t: RegisterTile, panel: int, count: int, k: int) -> int:
     """Scratch elements that packing `count` x `k` takes."""
-    return -(-count // panel) * panel * -(-k // t.k_multiple) * t.k_multiple
+    return -(-count // panel) * panel * packed_depth(t, k)
+
+
+def packed_depth(t: RegisterTile, k: int) -> int:
+    """Values of k in a packed panel: all parts of k rounded up to what the unit takes."""
+    return -(-k // t.k_multiple) * t.k_multiple * t.terms
 
 
 @dataclass(frozen=True)

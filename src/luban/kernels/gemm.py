@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from xdsl.dialects import arith
+from xdsl.dialects.builtin import StringAttr
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from luban.compiler.ir.dtypes import bytes_of
@@ -20,11 +21,10 @@ from luban.compiler.lowering.evaluator import Evaluator
 from luban.compiler.lowering.registry import Lowered, Request
 from luban.compiler.lowering.schedule import merge_axes, place_group
 from luban.compiler.passes.graph.grouping import Group
-from luban.kernels.dot_writer import Matrix, Passes, dot, pack_a, pack_b, panel_elements
+from luban.kernels.dot_writer import Matrix, Passes, dot, pack_a, pack_b, packed_depth, panel_elements
 from luban.kernels.gemm_blocks import with_blocks
 from luban.kernels.gemm_schedule import GemmSchedule, Shape, choose
 from luban.symbolic import Dim, floordiv, product
-
 
 # rows or columns of a task: the first, how many, how many at most, how many at a time
 Span = tuple[SSAValue, SSAValue, int, int]
@@ -51,6 +51,8 @@ class Problem:
     k: Dim
     a: Operand
     b: Operand
+    element: Attribute
+    precision: str
 
 
 def lower(request: Request) -> Lowered:
@@ -92,7 +94,8 @@ def problem_of(op: Operation) -> Problem:
     a, b = op.properties["accesses"].data  # type: ignore[union-attr]
     left = Operand(op.operands[0], tuple(a.strides[:nb]), a.strides[nb], a.strides[nb + 2], a.offset)
     right = Operand(op.operands[1], tuple(b.strides[:nb]), b.strides[nb + 1], b.strides[nb + 2], b.offset)
-    return Problem(tuple(domain[:nb]), m, n, k, left, right)
+    precision = op.properties.get("precision", StringAttr("highest")).data  # type: ignore[attr-defined]
+    return Problem(tuple(domain[:nb]), m, n, k, left, right, op.multiplied, precision)  # type: ignore[attr-defined]
 
 
 class _Gemm(Evaluator):
@@ -116,7 +119,8 @@ class _Gemm(Evaluator):
             problem.b.outer,
             problem.b.k,
         )
-        self.schedule: GemmSchedule = choose(request.target, shape, problem.a.value.type.dtype)  # type: ignore[attr-defined]
+        held = tuple(o.value.type.dtype for o in (problem.a, problem.b))  # type: ignore[attr-defined]
+        self.schedule: GemmSchedule = choose(request.target, shape, problem.element, held, problem.precision)
         if request.tile_size is not None:
             self.schedule = with_blocks(self.schedule, shape, request.tile_size)
 
@@ -183,13 +187,13 @@ class _Gemm(Evaluator):
             steps = _pieces(p.k, s.kc) - 1  # the last pass, empty where the first one takes all of k
             known = isinstance(p.k, int)
             first = b.dim(s.kc) if known else b.minimum(b.dim(s.kc), b.dim(p.k))
-            part(start, first, Passes(self.partial, order=s.order, keeps=True))
+            part(start, first, Passes(self.partial, s.depth, s.order, keeps=True))
             with b.loop(b.dim(1), b.dim(steps), "serial") as step:
                 k0 = b.mul(step.index, b.dim(s.kc))
-                part(k0, b.dim(s.kc), Passes(self.partial, order=s.order, keeps=True, resumes=True))
+                part(k0, b.dim(s.kc), Passes(self.partial, s.depth, s.order, keeps=True, resumes=True))
             k0 = b.dim(steps * s.kc) if known else b.maximum(b.dim(steps * s.kc), first)
             rest = b.dim(p.k - steps * s.kc) if known else b.binary(arith.SubiOp, b.dim(p.k), k0)
-            part(k0, rest, Passes(self.partial, order=s.order, resumes=True))
+            part(k0, rest, Passes(self.partial, s.depth, s.order, resumes=True))
 
     def _allocate(self) -> None:
         """Scratch of a task: panels of what is packed, and the sums between passes."""
@@ -200,7 +204,7 @@ class _Gemm(Evaluator):
             for name, panel, count, packed in (("a", t.mr, s.mc, s.pack_a), ("b", t.nr, s.nc, s.pack_b))
             if packed
         }
-        waits = not self._one_pass or (s.depth is not None and s.depth < deep)
+        waits = not self._one_pass or (s.depth is not None and s.depth < packed_depth(t, deep))
         self.partial = b.alloc(_rounded(s.mc, t.mr) * _rounded(s.nc, t.nr), t.accumulator) if waits else None
 
     def _left(self, batch: list[SSAValue], i0: SSAValue, m: SSAValue, k0: SSAValue, k: SSAValue) -> Matrix:
@@ -212,12 +216,16 @@ class _Gemm(Evaluator):
         return pack_b(self.b, self.schedule.tile, right, n, k, self.panels["b"]) if self.schedule.pack_b else right
 
     def _dot(self, left: Matrix, right: Matrix, extents, batch: list[SSAValue], start, passes: Passes) -> None:
-        b, (i0, j0) = self.b, start
+        b, (i0, j0), t = self.b, start, self.schedule.tile
+        if t.terms > 1:  # all parts of the values, as packed
+            m, n, k = extents
+            steps = b.binary(arith.DivUIOp, b.add(k, b.dim(t.k_multiple - 1)), b.dim(t.k_multiple))
+            extents = (m, n, b.mul(steps, b.dim(t.k_multiple * t.terms)))
 
         def body(total: SSAValue, i: SSAValue, j: SSAValue) -> None:
             self._epilogue(total, batch, b.add(i0, i), b.add(j0, j))
 
-        dot(b, self.schedule.tile, left, right, extents, body, passes)
+        dot(b, t, left, right, extents, body, passes)
 
     def _matrix(self, o: Operand, batch: list[SSAValue], start: SSAValue, k0: SSAValue) -> Matrix:
         """The operand from (start, k0) on, where it lies."""

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from xdsl.ir import Attribute
 
 from luban.compiler.ir.dtypes import bytes_of
-from luban.kernels.register_tiles import RegisterTile, fit, register_tile
+from luban.kernels.dot_writer import packed_depth
+from luban.kernels.register_tiles import RegisterTile, fit, register_tile, split_tile, streaming_tile
 from luban.symbolic import Dim
 from luban.targets.target import Target
 
@@ -50,92 +51,138 @@ class GemmSchedule:
     parallel: bool
 
 
-# Packed panels of one operand take at most this part of the second-level cache, so that the other one's fit too.
-CACHE_SHARE = 2
+PAGE = 4096
+CACHE_SHARE = 2  # packed B takes at most this part of the second-level cache: A, sums and results pass through it too
 ANY_CACHE = 1 << 20  # bytes of a cache of which a target does not say how large it is
-# Rows of A in place whose distance is a multiple of this share a few sets of the first-level cache (1,024 bytes apart:
-# 16 rows in 4 sets of 12 ways).
-ALIASED = 2048
 SMALL = 32 * 32 * 64  # products below which threads cost more than they bring
+TASKS = 4  # most tasks a core
+# Cycles that an element of A or B costs where it is packed and where it is read as it lies, and products a cycle of a unit
+# (Xeon with AMX, one core).
+PACK, READ = 0.2, 0.05
+SPEED = {"fma": 32.0, "bf16_dot": 64.0, "bfdot": 64.0, "amx": 512.0}
+STREAM_ROWS = 8  # rows of A up to which a product is no more than reading B
+STREAMS = 8  # rows of B read side by side: the prefetchers follow as many streams
+LONG_RUN = 1024  # bytes of a row of B that are worth packing at a time: shorter pieces miss the TLB and the prefetchers
 
 
-def choose(target: Target, shape: Shape, dtype: Attribute) -> GemmSchedule:
-    """The schedule for a shape on a target."""
+def choose(
+    target: Target,
+    shape: Shape,
+    dtype: Attribute,
+    held: tuple[Attribute, ...] | None = None,
+    precision: str = "highest",
+) -> GemmSchedule:
+    """The schedule for a shape on a target.
+
+    dtype is the type in which the operands are multiplied, `held` the types in which they lie: an operand of another type
+    than the unit's is converted when it is packed.
+    """
     m, n, k = _known(shape.m, 1024), _known(shape.n, 1024), _known(shape.k, 1024)
-    t = fit(register_tile(target, dtype), target, n)
+    t = fit(split_tile(target, dtype, precision) or register_tile(target, dtype), target, n)
     batch, size = _known(shape.batch, 1), bytes_of(t.element)
+    cast = [t.terms > 1 or ty != t.element for ty in held or (dtype, dtype)]
     if m < t.mr and not t.whole:
         t = replace(t, mr=max(1, m))
-    depth = _depth(target, t, k)
-    pack_a, pack_b = _packs(t, shape, m, n)
-    share_m, share_n = _shares(target, (batch, m, n, k), t, pack_a)
+    known = isinstance(shape.m, int) and isinstance(shape.k, int)
+    as_it_lies = known and set(held or (dtype,)) == {dtype}
+    if as_it_lies and m <= STREAM_ROWS and shape.b_n == 1 and n * k * bytes_of(dtype) > target.l2_bytes > 0:
+        return _streaming(target, dtype, (batch, m, n, k))
     near = (target.l2_bytes or ANY_CACHE) // CACHE_SHARE
-    if isinstance(shape.k, int) and _packs_all_of_k(k, depth, share_n, size, near):
-        kc, nc = k, _block(t.nr, share_n, near // (k * size))
-        rows = share_m if k <= depth else near // 2 // (nc * 4)
-        mc = _block(t.mr, share_m, min(rows, near // 2 // (k * size)) if pack_a else rows)
+    deep = packed_depth(t, k)
+    depth = _depth(target, t, deep if t.terms > 1 else k, near)
+    pack_a = cast[0] or _packs_a(target, t, shape)
+    pack_b = cast[1] or _packs_b(target, t, shape, n * k * size)
+    costs = tuple((PACK if packed else READ) * t.terms for packed in (pack_a, pack_b))
+    share_m, share_n = _shares(target.cores, (batch, m, n, k), t, costs)
+    if isinstance(shape.k, int) and _all_of_k(shape, (depth, share_m, share_n, deep), size, near, pack_a):
+        kc, nc = k, _block(t.nr, share_n, near // (deep * size))
+        rows = share_m if deep <= depth else near // 4 // (nc * 4)
+        mc = _block(t.mr, share_m, min(rows, near // 2 // (deep * size)) if pack_a else rows)
     else:
-        kc, nc, mc = depth, _block(t.nr, share_n, near // (depth * size)), share_m
+        kc, mc = depth, share_m
+        nc = _block(t.nr, share_n, near // (packed_depth(t, depth) * size))
     parallel = batch * m * n * k >= SMALL
     return GemmSchedule(t, share_m, share_n, mc, nc, kc, depth, "rows", pack_a, pack_b, parallel)
 
 
-def _packs_all_of_k(k: int, depth: int, share_n: int, size: int, near: int) -> bool:
-    """Whether B is packed over all of k, not pass by pass.
+def _streaming(target: Target, dtype: Attribute, sizes: tuple[int, int, int, int]) -> GemmSchedule:
+    """Few rows: B is read once, some of its rows side by side from end to end, while the sums wait in the first cache."""
+    m, k = sizes[1], sizes[3]
+    t = streaming_tile(target, dtype, m)
+    _, share_n = _shares(target.cores, sizes, t, (READ, READ))
+    return GemmSchedule(t, m, share_n, m, share_n, k, STREAMS, "rows", False, False, True)
 
-    Fewer columns fit the cache then and A is read once for each block of them: size bytes a product of `near / (k * size)`
-    columns. Packed pass by pass, sums are stored and loaded again: 8 bytes in `depth` products.
+
+def _depth(target: Target, t: RegisterTile, k: int, near: int) -> int:
+    """Values of k in a pass: all where a panel of A takes up to two thirds of the first-level cache, else equal passes
+    with panels of up to a third (Xeon with AMX: k = 768 in passes of 192 ran at 1,363, of 384 at 1,274 GFLOP/s a core, but
+    k = 384 in one pass at 1,223, in two at 1,169). Four panels of B fit the second-level cache.
     """
-    return k <= depth or share_n * k * size <= near or size * size * k / near <= 8 / depth
-
-
-def _depth(target: Target, t: RegisterTile, k: int) -> int:
-    """Values of k of which a panel of A takes two thirds of the first-level cache; passes of equal depth."""
     size = bytes_of(t.element)
-    most = max(1, (target.l1_bytes or ANY_CACHE) * 2 // 3 // (t.mr * size) // t.k_multiple) * t.k_multiple
-    passes = -(-k // most)
+    third = (target.l1_bytes or ANY_CACHE) // 3 // (t.mr * size)
+    most = min(2 * third if k <= 2 * third else third, near // (4 * t.nr * size))
+    passes = -(-k // (max(1, most // t.k_multiple) * t.k_multiple))
     return -(-k // passes // t.k_multiple) * t.k_multiple
 
 
-def _packs(t: RegisterTile, shape: Shape, m: int, n: int) -> tuple[bool, bool]:
-    """Whether A and B are packed: where the unit cannot read them as they lie, or would not read them fast."""
+def _all_of_k(shape: Shape, sizes: tuple[int, int, int, int], size: int, near: int, pack_a: bool) -> bool:
+    """Whether B is packed over all of k, not pass by pass.
+
+    Fewer columns fit the cache then, and A is read once for each block of them: `size` bytes a product of as many columns
+    as fit. Packed pass by pass, sums are stored and loaded again: 8 bytes in `depth` products.
+    """
+    depth, share_m, share_n, k = sizes
+    if k <= depth or share_n * k * size <= near:
+        return True
+    fitting = near // (k * size)
+    if pack_a:  # again for each block of columns
+        return False
+    by_rows = shape.b_k != 1 and fitting * size < LONG_RUN and share_m < LONG_RUN
+    return not by_rows and size / fitting <= 8 / depth
+
+
+def _packs_a(target: Target, t: RegisterTile, shape: Shape) -> bool:
+    """A is packed where the unit cannot read it as it lies, or only slowly.
+
+    Tile loads of rows that start inside a cache line touch two lines each. Values of k that lie a page apart, in a
+    transposed A, share a few sets of the first-level cache.
+    """
     size = bytes_of(t.element)
-    a_in_place = t.any_a or shape.a_k == 1
-    apart = max((s for s in (shape.a_m, shape.a_k) if isinstance(s, int)), default=1) * size
-    if a_in_place and apart % ALIASED == 0 and n > 4 * t.nr and m > 1:
-        a_in_place = False
-    b_in_place = t.b_in_place and shape.b_n == 1 and (m <= 4 * t.mr or t.nr == 1)
-    return not a_in_place, not b_in_place and t.nr > 1 or (not t.b_in_place)
+    if not t.any_a and shape.a_k != 1:
+        return True
+    if shape.a_k != 1:
+        return isinstance(shape.a_k, int) and shape.a_k * size % PAGE == 0
+    aligned = isinstance(shape.a_m, int) and shape.a_m * size % target.line_bytes == 0
+    return t.whole and not aligned
 
 
-def _shares(target: Target, sizes: tuple[int, int, int, int], t: RegisterTile, pack_a: bool) -> tuple[int, int]:
+def _packs_b(target: Target, t: RegisterTile, shape: Shape, footprint: int) -> bool:
+    """B is read in place where the unit can and where all of it fits the first-level cache, or in one-column tiles."""
+    if not t.b_in_place:
+        return True
+    return t.nr > 1 and (shape.b_n != 1 or footprint > target.l1_bytes // 2)
+
+
+def _shares(cores: int, sizes: tuple[int, int, int, int], t: RegisterTile, costs: tuple[float, ...]) -> tuple[int, int]:
     """Rows and columns of a task such that all cores end together soonest; packing what others pack too costs time."""
     batch, m, n, k = sizes
     tiles_m, tiles_n = -(-m // t.mr), -(-n // t.nr)
-    best, found = None, (m, n)
-    for pn in range(1, min(tiles_n, 4 * target.cores) + 1):
-        for pm in range(1, min(tiles_m, 4 * target.cores) + 1):
-            sm, sn = -(-tiles_m // pm) * t.mr, -(-tiles_n // pn) * t.nr
-            tasks = batch * -(-tiles_m // (sm // t.mr)) * -(-tiles_n // (sn // t.nr))
-            work = sm * sn * k / _speed(t) + (sm * (1.0 if pack_a else 0.5) + sn) * k * PACK
-            cost = -(-tasks // target.cores) * work
-            if best is None or cost < best * 0.99:
-                best, found = cost, (sm, sn)
+    best, found = float("inf"), (tiles_m * t.mr, tiles_n * t.nr)
+    for across in range(1, min(tiles_n, TASKS * cores) + 1):
+        for down in range(1, min(tiles_m, max(1, TASKS * cores // across)) + 1):
+            sm, sn = -(-tiles_m // down), -(-tiles_n // across)
+            tasks = batch * -(-tiles_m // sm) * -(-tiles_n // sn)
+            moved = sm * t.mr * costs[0] + sn * t.nr * costs[1]
+            work = (sm * t.mr * sn * t.nr * t.terms / SPEED.get(t.unit, SPEED["fma"]) + moved) * k
+            cost = -(-tasks // cores) * work
+            if cost < best * 0.99:
+                best, found = cost, (sm * t.mr, sn * t.nr)
     return found
-
-
-PACK = 0.15  # cycles an element
-
-
-def _speed(t: RegisterTile) -> float:
-    """Products a cycle."""
-    return 512.0 if t.whole else t.nr * t.mr / 12.0 * (2 if t.kk == 2 else 1)
 
 
 def _block(tile: int, share: int, most: int) -> int:
     """Equal blocks of a share, of at most so many rows or columns, in whole register tiles."""
-    most = max(tile, most // tile * tile)
-    pieces = -(-share // most)
+    pieces = -(-share // max(tile, most // tile * tile))
     return -(-share // pieces // tile) * tile
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from xdsl.dialects.builtin import bf16, f32, f64
+from xdsl.dialects.builtin import bf16, f16, f32, f64
 from xdsl.ir import Attribute
 
 from luban.targets.target import Target
 
 MAX_ROWS = 9  # more row pointers than this spill (measured: 70 to 100 of 117 GFLOP/s)
+# high * high + finite * low + low * finite; low * low is less than what rounding leaves
+SPLIT = (("high", "finite", "low"), ("high", "low", "finite"))
+SPLIT_TERMS = 3
 MIN_SUMS = 8  # independent sums that hide the latency of two multiply-adds a cycle
 TOLERANCE = 0.02
 
@@ -22,7 +25,8 @@ class RegisterTile:
     kk values of k lie side by side in a packed panel of B, a_kk in one of A, and both pad k to `k_multiple`; a panel of B
     has `panel_b` columns, nr where that is 0.
     `any_a` and `b_in_place`: whether the unit reads that operand where it lies (given the layout that it wants).
-    `whole`: the unit knows no smaller tile, whatever the matrix.
+    `whole`: the unit knows no smaller tile, whatever the matrix. `parts_a`, `parts_b`: what packing takes the operands
+    apart into (see tile.PackOp); the products then go over all parts, `terms` times as many.
     """
 
     unit: str
@@ -37,6 +41,30 @@ class RegisterTile:
     k_multiple: int = 1
     panel_b: int = 0
     whole: bool = False
+    parts_a: tuple[str, ...] = ()
+    parts_b: tuple[str, ...] = ()
+
+    @property
+    def terms(self) -> int:
+        """Products that stand for one."""
+        return max(1, len(self.parts_a))
+
+
+def split_tile(target: Target, dtype: Attribute, precision: str) -> RegisterTile | None:
+    """The tile of a matrix unit for bfloat16 that multiplies wider floats, or None where none is faster than plain fma.
+
+    float16, and float32 whose precision is "high", are sums of two bfloats in three products; float32 of "medium"
+    precision is rounded.
+    """
+    split = dtype == f16 or (dtype == f32 and precision == "high")
+    if not split and not (dtype == f32 and precision == "medium"):
+        return None
+    for unit in target.units("bfloat16"):
+        make = _BFLOAT16.get(unit.name)
+        tile = make(target) if make and unit.kind == "tile" and unit.rate > (SPLIT_TERMS if split else 1) else None
+        if tile is not None:
+            return replace(tile, parts_a=SPLIT[0], parts_b=SPLIT[1]) if split else tile
+    return None
 
 
 def register_tile(target: Target, dtype: Attribute) -> RegisterTile:
@@ -51,6 +79,14 @@ def register_tile(target: Target, dtype: Attribute) -> RegisterTile:
     mr, nv = _rows_and_vectors(target)
     lanes = max(1, target.vector_bits // (64 if accumulator == f64 else 32))
     return RegisterTile("fma", mr, nv * lanes, 1, dtype, True, True, accumulator)
+
+
+def streaming_tile(target: Target, dtype: Attribute, rows: int) -> RegisterTile:
+    """A tile of few rows and many columns for products that read B once, from memory, where it lies."""
+    accumulator = f64 if dtype == f64 else f32
+    lanes = max(1, target.vector_bits // (64 if accumulator == f64 else 32))
+    vectors = max(1, min(8, (target.vector_registers - 4) // (rows + 1)))
+    return RegisterTile("fma", rows, vectors * lanes, 1, dtype, True, True, accumulator)
 
 
 def fit(t: RegisterTile, target: Target, n: int) -> RegisterTile:

@@ -31,3 +31,10 @@ def reserve(size: int) -> tuple[mmap.mmap, int]:
 def address_of(memory: mmap.mmap) -> int:
     """The address of a mapping's first byte."""
     return ctypes.addressof(ctypes.c_char.from_buffer(memory))
+
+
+def trim_heap() -> None:
+    """Gives what malloc keeps free back to the system, where the C library can do that (glibc: milliseconds)."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

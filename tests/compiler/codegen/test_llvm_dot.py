@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from luban import targets
-from luban.compiler.codegen.llvm.dots import PANELS
 from luban.compiler.codegen.llvm.compile import compile_module
+from luban.compiler.codegen.llvm.dots import PANELS
 from luban.errors import ConfigError
 
 HEAD = """

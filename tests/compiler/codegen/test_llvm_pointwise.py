@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from luban import targets
+
 SYMBOLIC = """
 %z = "arith.constant"() <{value = 0 : i64}> : () -> i64
 %n = "tile.dim"() <{value = #graph.dims<[s0]>}> : () -> i64
@@ -247,3 +249,56 @@ store %b, %p[%i] [1] + 0 : bf16
     half, brain = torch.zeros(37, dtype=torch.float16), torch.zeros(37, dtype=torch.bfloat16)
     kernel(a.numpy(), half.view(torch.int16).numpy(), brain.view(torch.int16).numpy(), symbols=(37,))
     assert torch.equal(half, a.to(torch.float16)) and torch.equal(brain, a.to(torch.bfloat16))
+
+
+STREAM = """
+for vector %i = %z to %n {{
+%x = load %a[%i] [1] + 0 : {ty}
+"tile.store"(%x, %o, %i) <{{strides = #graph.dims<[1]>, offset = #graph.dims<[{offset}]>, combine = "none", streams, operandSegmentSizes = array<i32: 1, 1, 1, 0>}}> : ({ty}, !tile.buf<{ty}>, i64) -> ()
+}}
+"""  # noqa: E501
+
+
+@pytest.mark.parametrize("target", ["native", "x86-64-avx2"])
+@pytest.mark.parametrize("ty", ["f32", "f64", "i64", "i8", "f16"])
+def test_stores_past_the_caches_wherever_the_memory_lies(tile, target, ty):
+    """Aligned or not, in front of the end or at it: the same bytes arrive, and no others change."""
+    dtype = {"f32": np.float32, "f64": np.float64, "i64": np.int64, "i8": np.int8, "f16": np.float16}[ty]
+    for offset in (0, 1, 5, 16):
+        text = tile.text(SYMBOLIC + STREAM.format(ty=ty, offset=offset), f"%a: {ty}, %o: {ty}", "s0")
+        kernel = tile.load(text, target)
+        whole_lines = target == "native" and ty == "f32" and "avx512f" in targets.get("native").llvm_features
+        assert whole_lines <= ("vmovnt" in kernel.compiled.assembly and "sfence" in kernel.compiled.assembly)
+        for n in (0, 1, 15, 16, 64, 257, 1000):
+            a, memory = np.arange(n).astype(dtype), np.full(1200, 9, dtype)
+            for start in (0, 1, 3):
+                out = memory[start : start + n + 32]
+                out[:] = 9
+                kernel(a, out, symbols=(n,))
+                want = np.full(n + 32, 9, dtype)
+                want[offset : offset + n] = a
+                assert np.array_equal(out, want), (offset, n, start)
+
+
+AHEAD = """
+for vector %i = %z to %n {{
+%x = "tile.load"(%a, %i) <{{strides = #graph.dims<[{stride}]>, offset = #graph.dims<[3]>, ahead, operandSegmentSizes = array<i32: 1, 1, 0>}}> : (!tile.buf<{ty}>, i64) -> {ty}
+store %x, %o[%i] [1] + 0 : {ty}
+}}
+"""  # noqa: E501
+
+
+@pytest.mark.parametrize("target", ["native", "x86-64-avx2"])
+@pytest.mark.parametrize("ty,dtype", [("f32", np.float32), ("f64", np.float64), ("f16", np.float16), ("i8", np.int8)])
+def test_fetching_ahead_changes_no_value(tile, target, ty, dtype):
+    """What is fetched may lie beyond the end of the memory; only neighbours are fetched."""
+    for stride in (1, 2, -1):
+        text = tile.text(SYMBOLIC + AHEAD.format(ty=ty, stride=stride), f"%a: {ty}, %o: {ty}", "s0")
+        kernel = tile.load(text, target)
+        x86 = targets.get(target).triple.startswith("x86_64")
+        assert ("prefetcht0" in kernel.compiled.assembly) == (x86 and stride == 1)
+        for n in (0, 1, 15, 64, 1000) if stride > 0 else (0, 1, 4):
+            a = np.arange(3 + max(stride, 1) * n + 8).astype(dtype)
+            out = np.full(n + 8, 9, dtype)
+            kernel(a, out, symbols=(n,))
+            assert np.array_equal(out[:n], a[3 + stride * np.arange(n)]) and (out[n:] == 9).all()

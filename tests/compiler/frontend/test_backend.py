@@ -342,6 +342,16 @@ def test_a_second_process_state_hits_the_cache():
     assert report.cache_hits == 1 and report.graphs == 1
 
 
+def test_a_dump_is_written_for_a_program_that_is_in_the_cache(tmp_path, monkeypatch):
+    x, f = torch.randn(7, 6), lambda x: (x * 5).exp().sum(1)
+    luban.compile(f)(x)
+    torch._dynamo.reset()
+    monkeypatch.setenv("LUBAN_DUMP", str(tmp_path))
+    with luban.report() as report:
+        assert worst([luban.compile(f)(x)], [f(x)]) < 1e-5
+    assert report.cache_hits == 0 and (tmp_path / "00-input.mlir").exists()
+
+
 def test_bad_options_and_bad_data():
     x = torch.randn(5, 3)
     with pytest.raises(ConfigError, match="fallback=\"?'?no"):

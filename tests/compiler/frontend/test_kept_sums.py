@@ -65,6 +65,13 @@ def test_a_residual_path_is_not_computed_again():
         (lambda x, w: x @ w + x, 1),
         (lambda x, w: x + (x @ w).view(8, 8, SIDE).view(64, SIDE), 1),
         (lambda x, w: x + (x @ w).to(torch.float64), 1),
+        (lambda x, w: x + torch.dropout(x @ w, 0.0, True), 1),
+        (lambda x, w: x + torch.native_dropout((x @ w).view(8, 8, SIDE), 0.5, True)[0].view(64, SIDE), 1),
+        (lambda x, w: x + torch.native_dropout(x @ w, 0.5, True)[1], 0),
+        (lambda x, w: x + (x @ w).clone(), 1),
+        (lambda x, w: x + (x @ w) * x, 1),
+        (lambda x, w: x + (x @ w) * 0.5, 1),
+        (lambda x, w: x + x.sin() * x, 0),
         (lambda x, w: x + 1.0, 0),  # no second term
         (lambda x, w: x + w[0], 0),  # a term of another shape
         (lambda x, w: x + x.sin(), 0),  # no product

@@ -164,3 +164,30 @@ def test_classes_in_the_middle_and_all_ignored(check):
     )
     check(lambda x, y: F.cross_entropy(x, y), real(4), torch.tensor(2), rtol=1e-9)
     check(lambda x, y: F.cross_entropy(x, y, ignore_index=1), torch.randn(3, 4), torch.ones(3, dtype=torch.int64))
+
+
+LABELS = {
+    "rows": lambda: (torch.randn(40, 33), torch.randint(0, 33, (40,))),
+    "places": lambda: (torch.randn(3, 17, 5, 2), torch.randint(0, 17, (3, 5, 2))),
+    "classes last in memory": lambda: (torch.randn(3, 6, 17).transpose(1, 2), torch.randint(0, 17, (3, 6))),
+    "one row": lambda: (torch.randn(17), torch.tensor(3)),
+    "certain": lambda: (torch.randn(4, 9).masked_fill(torch.arange(9) != 2, float("-inf")), torch.tensor([2, 2, 1, 0])),
+}
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("name", LABELS)
+def test_cross_entropy_reads_what_it_wants(machine, name, reduction):
+    """Without gradients nobody wants the other classes' logarithms: they are neither computed nor stored."""
+    scores, labels = LABELS[name]()
+    weight = torch.rand(scores.shape[1] if scores.dim() > 1 else scores.shape[0])
+    machine.check(lambda z, y: F.cross_entropy(z, y, reduction=reduction), scores, labels)
+    machine.check(lambda z, y, w: F.cross_entropy(z, y, w, ignore_index=2, reduction=reduction), scores, labels, weight)
+    machine.check(lambda z, y: (F.nll_loss(F.log_softmax(z, -1), y), F.log_softmax(z, 0)), *LABELS["rows"]())
+
+
+def test_cross_entropy_of_bfloat16_and_its_bytes(machine):
+    scores, labels = torch.randn(64, 512), torch.randint(0, 512, (64,))
+    compiled = machine.check(F.cross_entropy, scores, labels)
+    assert max(k["bytes"] for k in compiled.program.kernels) < 1.1 * scores.nbytes
+    machine.check(F.cross_entropy, scores.bfloat16(), labels, tolerance=5e-3)

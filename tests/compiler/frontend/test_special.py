@@ -1,4 +1,4 @@
-"""lgamma, digamma, trigamma and erfinv over their ranges, at poles and zeros, beside torch in float64."""
+"""lgamma, digamma, its derivatives and erfinv over their ranges, at poles and zeros, beside torch in float64."""
 
 from __future__ import annotations
 
@@ -63,6 +63,20 @@ def test_gradients():
     f(want).backward()
     torch.testing.assert_close(ours.grad, want.grad, rtol=1e-9, atol=1e-9)
     assert report.fallbacks == []
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_higher_derivatives_of_digamma(n):
+    torch._dynamo.reset()
+    made = torch.Generator().manual_seed(n)
+    x = torch.rand(3000, generator=made, dtype=torch.float64) * 30 - 8
+    x = torch.cat([x[(x - x.round()).abs() > 1e-2], torch.tensor([math.nan, 1e-3, 40.0, 1e4], dtype=torch.float64)])
+    f = lambda x: torch.polygamma(n, x)  # noqa: E731
+    torch.testing.assert_close(luban.compile(f)(x), f(x), rtol=1e-9, atol=1e-9, equal_nan=True)
+    ours, want = (torch.linspace(0.3, 9, 50, dtype=torch.float64).requires_grad_() for _ in range(2))
+    luban.compile(f)(ours).sum().backward()
+    f(want).sum().backward()
+    torch.testing.assert_close(ours.grad, want.grad, rtol=1e-9, atol=1e-9)
 
 
 def test_adam_in_a_compiled_step_has_its_fused_multiply_add():

@@ -60,6 +60,31 @@ def test_dtypes_without_kernels_are_listed_with_the_way_out_of_a_step(model, inp
     assert 'fallback="allow"' not in str(caught.value) and "\n" not in str(caught.value)
 
 
+class Spectral(torch.nn.Module):
+    """Two operators without kernels, and a buffer that its forward changes when asked to."""
+
+    def __init__(self, counts):
+        super().__init__()
+        self.counts = counts
+        self.weight = torch.nn.Parameter(torch.eye(4))
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x):
+        if self.counts:
+            self.calls.add_(1)
+        return torch.linalg.svdvals(x * self.weight) + torch.linalg.eigvalsh(x)
+
+
+@pytest.mark.parametrize("counts", [False, True])
+def test_operators_without_kernels_are_listed_with_their_line(counts):
+    with pytest.raises(UnsupportedOperatorError) as caught:
+        step_of(Spectral(counts))(torch.eye(4), torch.zeros(4))
+    first = Spectral.forward.__code__.co_firstlineno
+    svd, eigh = caught.value.operators
+    assert svd == f"aten._linalg_svd.default ({__file__}:{first + 3})"
+    assert eigh == f"aten._linalg_eigh.default ({__file__}:{first + 3})"
+
+
 @pytest.mark.parametrize(
     "function, dtype, operator",
     [

@@ -174,14 +174,15 @@ def test_contract_of_integers_bf16_and_nothing(ir):
     assert run_graph(rows, [np.empty((0, 4), np.float32), noise((4, 5))])[0].shape == (0, 5)
 
 
-def scatter_program(ir, kind, element="f32"):
-    t, i, v = ir.tensor([6], element), ir.tensor([10], "i64"), ir.tensor([10], element)
+def scatter_program(ir, kind, element="f32", init=(6,), out="f32"):
+    t, i, v = ir.tensor(list(init), element), ir.tensor([10], "i64"), ir.tensor([10], element)
+    o = ir.tensor([6], out)
     text = ir.op(
         "graph.scatter", ["%s"], [("%t", t), ("%i", i), ("%v", v)],
         {"domain": "#graph.dims<[10]>", "kind": f'"{kind}"', "accesses": f"[{ir.access([1])}, {ir.access([1])}]"},
-        [t], (["%p: i64", f"%w: {element}"], "", ["%p", "%w"], ["i64", element]),
+        [o], (["%p: i64", f"%w: {element}"], "", ["%p", "%w"], ["i64", element]),
     )  # fmt: skip
-    return ir.module(ir.function({"%t": t, "%i": i, "%v": v}, text, [("%s", t, [6])]))
+    return ir.module(ir.function({"%t": t, "%i": i, "%v": v}, text, [("%s", o, [6])]))
 
 
 @pytest.mark.parametrize("kind", ["add", "mul", "max", "min", "set"])
@@ -197,6 +198,14 @@ def test_scatter_with_duplicates(ir, kind):
         run_graph(scatter_program(ir, kind), [init, where, values])[0], want.astype(np.float32)
     )
     np.testing.assert_array_equal(init, before)
+
+
+def test_scatter_onto_one_number_rounded_once(ir):
+    """600 and ten times 0.2: in float16 every sum would be 600 again."""
+    init, values, where = np.float32(600), np.full(10, 0.2, np.float32), np.full(10, 2)
+    got = run_graph(scatter_program(ir, "add", init=(), out="f16"), [init, where, values])[0]
+    assert got.dtype == np.float16
+    np.testing.assert_array_equal(got, np.array([600, 600, 602, 600, 600, 600], np.float16))
 
 
 def test_scatter_outside_is_named(ir):

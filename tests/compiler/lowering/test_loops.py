@@ -6,8 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from luban.compiler.driver import GRAPH_PIPELINE
+from luban import targets
+from luban.compiler.driver import GRAPH_PIPELINE, lower_groups
 from luban.compiler.frontend.torch import import_graph
+from luban.compiler.lowering import streams
 from luban.compiler.lowering.schedule import place_group, schedule
 from luban.compiler.passes.pipeline import run
 
@@ -134,3 +136,45 @@ def test_small_operands_do_not_turn_the_loops(machine):
     assert columns_of(machine, lambda x, c: (x.bfloat16().float() * (c * 2)).sum(1), (x, column)) == [[64]]
     machine.check(by_row, x, row)
     machine.check(by_column, x, column, tolerance=5e-3)
+
+
+def kernels_of(machine, f, args):
+    """The tile kernels of a function."""
+    module = import_graph(machine.traced(f, args), "main").module
+    run(module, GRAPH_PIPELINE)
+    (func,) = (op for op in module.body.block.ops if op.name == "graph.func")
+    return [lowered.kernel for lowered in lower_groups(func, (), targets.get("native")).unique.values()]
+
+
+def streaming_stores(machine, f, args) -> list[bool]:
+    """Whether each kernel of a function has stores that go past the caches."""
+    kernels = kernels_of(machine, f, args)
+    return [any(o.name == "tile.store" and o.streams is not None for o in kernel.walk()) for kernel in kernels]
+
+
+def test_only_large_results_go_past_the_caches(machine, monkeypatch):
+    """A result that a later pass of the kernel reads back, or that stays in a cache for its reader, does not."""
+    x = torch.randn(64, 1024)
+    assert streaming_stores(machine, lambda x: x * 2, (x,)) == [False]
+    monkeypatch.setattr(streams, "is_large", lambda value, target: True)
+    assert streaming_stores(machine, lambda x: x * 2, (x,)) == [True]
+    assert streaming_stores(machine, lambda x: x.softmax(-1), (x,)) == [True]
+    assert streaming_stores(machine, lambda x: x.sum(0), (x,)) == [False]
+    twice = lambda x: (x.exp(), x.exp() / x.exp().sum(1, keepdim=True))  # noqa: E731
+    machine.check(twice, x)
+    machine.check(lambda x: (x.softmax(-1), (x * 2).t(), x[:, 1:] + 1), x)
+
+
+def test_only_big_operands_are_fetched_ahead_and_once(machine):
+    """A row that a later pass reads again, and a small operand, are near already."""
+
+    def fetched(f, *args) -> list[int]:
+        return [
+            sum(o.name == "tile.load" and o.ahead is not None for o in k.walk()) for k in kernels_of(machine, f, args)
+        ]
+
+    big, small = torch.randn(512, 1024), torch.randn(1024)
+    assert fetched(lambda x, w: x * w, big, small) == [1]
+    assert fetched(lambda x, w: (x * w).softmax(-1), big, small) == [1]
+    assert fetched(lambda x, w: (x + x) * w, big[:64], small) == [0]
+    assert fetched(lambda x: x.sum(0), big) == [1]

@@ -16,7 +16,7 @@ from luban.targets.target import Target
 
 def graph_key(gm: GraphModule, target: Target, *extra: str) -> str:
     """The key of an FX graph with fake-tensor metadata for a target."""
-    lines = [_code_version(), torch.__version__, repr(target), *extra]
+    lines = [_code_version(), torch.__version__, repr(target), torch.get_float32_matmul_precision(), *extra]
     for node in gm.graph.nodes:
         lines.append(f"{node.name} {node.op} {node.target} {node.args} {node.kwargs}")
         if node.op in ("placeholder", "get_attr"):

@@ -8,6 +8,8 @@ them, and each lies about until its layer's turn (54 MB beside 124 MB of kept va
 
 from __future__ import annotations
 
+import operator
+
 import torch
 from torch.fx import Graph, Node
 from torch.utils.checkpoint import CheckpointPolicy
@@ -16,7 +18,7 @@ aten = torch.ops.aten
 _PRODUCTS = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default, aten.convolution.default}
 _MOVES = {
     aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.permute.default, aten.transpose.int,
-    aten.t.default, aten.unsqueeze.default, aten.squeeze.dim, aten._to_copy.default,
+    aten.t.default, aten.unsqueeze.default, aten.squeeze.dim, aten._to_copy.default, aten.clone.default,
 }  # fmt: skip
 
 
@@ -36,6 +38,14 @@ def _sums_a_product(node: Node) -> bool:
 
 
 def _is_product(node: Node) -> bool:
-    while len(node.users) == 1 and node.target in _MOVES and isinstance(node.args[0], Node):
-        node = node.args[0]
-    return len(node.users) == 1 and node.target in _PRODUCTS
+    """Whether a value is a product, moved, cast or scaled (as dropout does), of which nothing else reads any step."""
+    if len(node.users) != 1:
+        return False
+    if node.target is aten.mul.Tensor:
+        return any(isinstance(x, Node) and _is_product(x) for x in node.args[:2])
+    source = node.args[0] if node.args else None
+    if node.target is operator.getitem and isinstance(source, Node) and source.target is aten.native_dropout.default:
+        return node.args[1] == 0 and _is_product(source.args[0])  # type: ignore[arg-type]
+    if node.target in _MOVES and isinstance(source, Node):
+        return _is_product(source)
+    return node.target in _PRODUCTS

@@ -21,7 +21,7 @@ from luban.compiler.frontend.dynamic_step import Guards, dynamic_dims, fake_argu
 from luban.compiler.frontend.optimizers import rule_for, structure
 from luban.compiler.frontend.step_errors import step_errors
 from luban.compiler.frontend.torch.decompositions import table
-from luban.errors import ConfigError
+from luban.errors import ConfigError, UnsupportedOperatorError
 
 
 class TrainStep:
@@ -161,13 +161,22 @@ class TrainStep:
 
     def _compile(self, key: Any, inputs: Sequence[Any]) -> CompiledGraph:
         with step_errors(inputs):
-            graph, assigned, guards = self._trace(inputs)
-            program = compile_fx(graph, self.target, "train_step", assigned=assigned, detect_nan=self.detect_nan)
+            try:
+                guards, program = self._program(inputs)
+            except UnsupportedOperatorError:  # again with places, which only the message is worth
+                guards, program = self._program(inputs, places=True)
         self._programs.setdefault(key, []).append((guards, program))
         return program
 
-    def _trace(self, inputs: Sequence[Any]) -> tuple[GraphModule, dict[int, int], Guards | None]:
-        """The step as a functional ATen graph, which output is assigned to which input, and what open sizes must fulfil."""
+    def _program(self, inputs: Sequence[Any], places: bool = False) -> tuple[Guards | None, CompiledGraph]:
+        graph, assigned, guards = self._trace(inputs, places)
+        return guards, compile_fx(graph, self.target, "train_step", assigned=assigned, detect_nan=self.detect_nan)
+
+    def _trace(self, inputs: Sequence[Any], places: bool = False) -> tuple[GraphModule, dict[int, int], Guards | None]:
+        """The step as a functional ATen graph, which output is assigned to which input, and what open sizes must fulfil.
+
+        places: every operator of the forward knows the line of the source that it comes from.
+        """
         parameters, buffers, state = list(self.parameters.values()), list(self.buffers.values()), self._state()
         hyper = torch.zeros(sum(len(self.rule.hyper(g, 1)) for g, _ in self.groups), dtype=torch.float64)
         tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
@@ -181,9 +190,11 @@ class TrainStep:
         mode = None
         if any(dynamic_dims(x) and x.is_contiguous() for x in tensors):
             mode, arguments = fake_arguments(arguments, tensors)
-        graph = _traced(step, arguments, mode)
+        graph = _traced(step, arguments, mode, places)
         if any(_mutates(node) for node in graph.graph.nodes):
-            graph = _traced(torch.func.functionalize(graph, remove="mutations_and_views"), arguments, mode)
+            again = torch.fx.Interpreter(graph).run if places else graph  # an interpreter passes the places on
+            with torch.fx.traceback.preserve_node_meta(places):
+                graph = _traced(torch.func.functionalize(again, remove="mutations_and_views"), arguments, mode)
         kept = _drop_unchanged(graph, targets)
         guards = guards_of(mode, arguments, len(arguments) - len(tensors)) if mode is not None else None
         return graph, {1 + i: at for i, at in enumerate(kept)}, guards
@@ -282,10 +293,17 @@ def _described(i: int, value: Any) -> Any:
     return type(value), value
 
 
-def _traced(function: Callable, arguments: Sequence[torch.Tensor], mode: FakeTensorMode | None) -> GraphModule:
+def _traced(
+    function: Callable, arguments: Sequence[torch.Tensor], mode: FakeTensorMode | None, places: bool = False
+) -> GraphModule:
     """The function as a graph of operators that have import rules; with a mode, the arguments are its fake tensors."""
-    kind = "fake" if mode is None else "real"
-    trace = make_fx(function, decomposition_table=table(), tracing_mode=kind, _allow_non_fake_inputs=True)
+    trace = make_fx(
+        function,
+        decomposition_table=table(),
+        tracing_mode="fake" if mode is None else "real",
+        _allow_non_fake_inputs=True,
+        record_stack_traces=places,
+    )
     with enable_python_dispatcher(), torch.enable_grad(), mode or nullcontext():
         return trace(*arguments)
 

@@ -25,6 +25,7 @@ from xdsl.irdl import (
 from xdsl.traits import IsTerminator, Pure
 
 from luban.compiler.ir.attributes import INDEX, Access, Dims, Indirect, TensorType
+from luban.compiler.ir.dtypes import bytes_of, is_float
 from luban.compiler.ir.rules import require, verify_accesses, verify_body, verify_results
 from luban.symbolic import Dim, divide_exact, product
 
@@ -184,6 +185,9 @@ class ContractOp(IRDLOperation):
 
     `counts` says how many dims of the domain are batch, m, n and k, in this order; the result is row-major over
     (batch, m, n). Convolutions without padding are contractions too: an access may stride one operand by several dims.
+    `element`, where given, is the float type to which both operands are converted before they are multiplied.
+    `precision` "high" or "medium" lets a target multiply float32 as sums of two bfloats, or rounded to bfloat16, where
+    that is faster; the interpreter multiplies exactly.
     """
 
     name = "graph.contract"
@@ -192,8 +196,15 @@ class ContractOp(IRDLOperation):
     domain = prop_def(Dims)
     counts = prop_def(ArrayAttr)
     accesses = prop_def(ArrayAttr)
+    element = opt_prop_def(Attribute)
+    precision = opt_prop_def(StringAttr)
     out = result_def(TensorType)
     traits = traits_def(Pure())
+
+    @property
+    def multiplied(self) -> Attribute:
+        """The element type in which the operands are multiplied."""
+        return self.a.type.dtype if self.element is None else self.element  # type: ignore[attr-defined]
 
     def verify_(self) -> None:
         verify_accesses(self, [self.a, self.b], self.accesses, self.domain)
@@ -203,6 +214,11 @@ class ContractOp(IRDLOperation):
             "has four counts: batch, m, n and k",
         )
         require(self, all(isinstance(a, Access) for a in self.accesses), "reads both operands through #graph.access")
+        require(
+            self,
+            self.precision is None or self.precision.data in ("highest", "high", "medium"),
+            "has a precision among highest, high, medium",
+        )
         nb, nm, nn, nk = (c.data for c in self.counts)
         require(self, nb + nm + nn + nk == len(self.domain.data), "counts every dim of its domain once")
         verify_results(self, self.domain.data[: nb + nm + nn], [self.out.type.dtype])
@@ -219,9 +235,10 @@ class ContractOp(IRDLOperation):
 
 @irdl_op_definition
 class ScatterOp(IRDLOperation):
-    """A copy of `init` combined at computed flat positions with values; the body yields (position, value).
+    """A copy of `init`, or one number everywhere, combined at computed flat positions with values.
 
-    Duplicate positions combine in domain order; with kind "set" the last one stays.
+    The body yields (position, value). Duplicate positions combine in domain order; with kind "set" the last one stays.
+    Values combine in the type of `init` and are rounded once where the result's floats are narrower.
     """
 
     name = "graph.scatter"
@@ -238,14 +255,24 @@ class ScatterOp(IRDLOperation):
         verify_accesses(self, self.ins, self.accesses, self.domain)
         verify_body(self, self.ins, self.accesses)
         require(self, self.kind.data in SCATTERS, f"has a kind among {', '.join(SCATTERS)}")
-        require(self, self.out.type == self.init.type, "gives a tensor like its init")
+        whole = self.init.type.shape in ((), self.out.type.shape)
+        require(self, whole, "has an init of its result's shape, or one number")
+        wide, narrow = self.init.type.dtype, self.out.type.dtype
+        require(
+            self, wide == narrow or is_narrowing(wide, narrow), "gives elements like its init's, or narrower floats"
+        )
         require(self, len(yielded(self)) == 2, "yields a position and a value")
         position, value = yielded(self)
         require(
             self,
-            position.type == INDEX and value.type == self.out.type.dtype,
-            "yields an i64 position and a value of its element type",
+            position.type == INDEX and value.type == wide,
+            "yields an i64 position and a value of its init's element type",
         )
+
+
+def is_narrowing(wide: Attribute, narrow: Attribute) -> bool:
+    """Whether one float type rounds to another."""
+    return is_float(wide) and is_float(narrow) and bytes_of(narrow) < bytes_of(wide)
 
 
 @irdl_op_definition

@@ -280,6 +280,8 @@ def _contract(op: graph.ContractOp, frame: Frame) -> list[np.ndarray]:
     )
     if 0 in domain[: nb + nm + nn]:
         return [np.zeros(domain[: nb + nm + nn], numpy_dtype(op.out.type.dtype))]
+    if op.element is not None:
+        left, right = conform(left, op.element), conform(right, op.element)
     left = np.broadcast_to(left.reshape(_without(left.shape, nb + nm, nn)), (*batch, *m, *k))
     right = np.broadcast_to(right.reshape(_without(right.shape, nb, nm)), (*batch, *n, *k))
     wide = np.float64 if left.dtype.kind == "f" else numpy_dtype(op.out.type.dtype)
@@ -296,7 +298,7 @@ def _without(shape: Shape, start: int, count: int) -> Shape:
 
 def _scatter(op: graph.ScatterOp, frame: Frame) -> list[np.ndarray]:
     domain = frame.shape(op.domain.data)
-    init = frame.take(op.init)
+    init = np.broadcast_to(frame.take(op.init), frame.shape(op.out.type.shape))
     position, value = run_body(op, operand_views(op, op.ins, domain, frame), domain, frame)
     positions = np.broadcast_to(position, domain).reshape(-1)
     values = np.broadcast_to(value, domain).reshape(-1)

@@ -18,7 +18,7 @@ from luban.compiler.ir.attributes import BufferType, Dims
 from luban.compiler.ir.interpret_graph import identity
 from luban.compiler.ir.numeric_types import conform, from_array, is_float, numpy_dtype
 from luban.compiler.ir.scalar_semantics import evaluate, random
-from luban.compiler.ir.tile_memory import Memory, pack, unpacked
+from luban.compiler.ir.tile_memory import Memory, pack, part_of, unpacked
 from luban.errors import ConfigError, LubanError, VerificationError
 
 MOST_LANES = 1 << 20  # a loop with more lanes runs in pieces, so that memory stays bounded
@@ -265,7 +265,8 @@ def _pack(machine: Machine, op: tile.PackOp, operands: list[Any]) -> list[Any]:
     where = _where(machine, op)
     s0, s1 = machine.dims(op.strides)
     positions = base + np.arange(outer)[:, None] * s0 + np.arange(k)[None, :] * s1
-    values = conform(source.load(positions, None, where), target.element)
+    loaded = source.load(positions, None, where)
+    values = [conform(part_of(loaded, part), target.element) for part in op.parts_of]
     packed = pack(values, op.panel.data, op.kk.data, op.padding)
     target.store(np.arange(packed.size) + (at[0] if at else 0), packed, None, where)
     return []

@@ -31,6 +31,7 @@ ROLES = ("serial", "parallel", "vector", "unroll")
 COMBINES = ("add", "mul", "max", "min", "and", "or", "none")
 RANDOMS = ("uniform", "normal", "bits")
 ORDERS = ("columns", "rows")
+PARTS = ("high", "low", "finite")
 
 
 @irdl_op_definition
@@ -104,7 +105,10 @@ class ForOp(IRDLOperation):
 
 @irdl_op_definition
 class LoadOp(IRDLOperation):
-    """buffer[offset + sum of stride * index], 0 where the optional i1 mask is false (memory is not read there)."""
+    """buffer[offset + sum of stride * index], 0 where the optional i1 mask is false (memory is not read there).
+
+    With `ahead` what lies further on may be fetched early.
+    """
 
     name = "tile.load"
     buffer = operand_def(BufferType)
@@ -112,6 +116,7 @@ class LoadOp(IRDLOperation):
     mask = opt_operand_def()
     strides = prop_def(Dims)
     offset = prop_def(Dims)
+    ahead = opt_prop_def(UnitAttr)
     result = result_def()
     irdl_options = (AttrSizedOperandSegments(as_property=True),)
 
@@ -127,7 +132,8 @@ class StoreOp(IRDLOperation):
     """buffer[offset + sum of stride * index] = value, where the optional i1 mask is true.
 
     `combine` "none" overwrites; "add", "mul", "max", "min" combine with what is there, and lanes of one vector that hit
-    the same place combine too (the code generator goes lane by lane).
+    the same place combine too (the code generator goes lane by lane). With `streams` whole vectors may go past the
+    caches.
     """
 
     name = "tile.store"
@@ -138,6 +144,7 @@ class StoreOp(IRDLOperation):
     strides = prop_def(Dims)
     offset = prop_def(Dims)
     combine = prop_def(StringAttr)
+    streams = opt_prop_def(UnitAttr)
     irdl_options = (AttrSizedOperandSegments(as_property=True),)
 
     def verify_(self) -> None:
@@ -205,6 +212,10 @@ class PackOp(IRDLOperation):
     The source element (i, p) is source[base + i * strides[0] + p * strides[1]]; it is converted to dst's element type.
     A panel holds k rounded up to a multiple of `k_multiple` (of kk where it is left out), zeros behind the last value.
     The first panel starts at element `target_base` of dst, at 0 where that is left out.
+
+    Given `parts`, a panel holds several of the bfloat16 parts of float32 or float16 values one after the other, each
+    with all of k: "high" (the value rounded to bfloat16, at most the largest), "low" (what that leaves, rounded) and
+    "finite" (the high part); the last two are 0 for an infinity or NaN. A dot over all of them multiplies part by part.
     """
 
     name = "tile.pack"
@@ -218,14 +229,21 @@ class PackOp(IRDLOperation):
     panel = prop_def(IntAttr)
     kk = prop_def(IntAttr)
     k_multiple = opt_prop_def(IntAttr)
+    parts = opt_prop_def(ArrayAttr)
 
     @property
     def padding(self) -> int:
         """What k is rounded up to a multiple of."""
         return self.kk.data if self.k_multiple is None else self.k_multiple.data
 
+    @property
+    def parts_of(self) -> tuple[str, ...]:
+        """The names of what a panel holds; "whole" is the values themselves."""
+        return ("whole",) if self.parts is None else tuple(p.data for p in self.parts)
+
     def verify_(self) -> None:
         require(self, len(self.strides.data) == 2, "has two strides: outer and k")
+        require(self, self.parts is None or set(self.parts_of) <= set(PARTS), f"has parts among {', '.join(PARTS)}")
         require(self, self.panel.data > 0 and self.kk.data > 0, "has a panel and a kk of at least 1")
         _require_padding(self, (self.kk.data,))
 

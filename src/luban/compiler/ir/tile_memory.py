@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from xdsl.dialects.builtin import BFloat16Type
+from xdsl.dialects.builtin import BFloat16Type, bf16
 from xdsl.ir import Attribute
 
 from luban.compiler.ir.numeric_types import conform
@@ -57,16 +57,31 @@ class Memory:
             )
 
 
-def pack(values: np.ndarray, panel: int, kk: int, multiple: int = 0) -> np.ndarray:
-    """An (outer, k) array as flat panels [outer // panel][k // kk][outer % panel][k % kk], zero padded.
+def pack(parts: list[np.ndarray], panel: int, kk: int, multiple: int = 0) -> np.ndarray:
+    """(outer, k) arrays as flat panels [outer // panel][part][k // kk][outer % panel][k % kk], zero padded.
 
     k is padded to a multiple of `multiple`, of kk where that is 0.
     """
-    outer, k = values.shape
+    outer, k = parts[0].shape
     rows, steps = -(-outer // panel), _steps(k, kk, multiple)
-    padded = np.zeros((rows * panel, steps * kk), values.dtype)
-    padded[:outer, :k] = values
-    return padded.reshape(rows, panel, steps, kk).transpose(0, 2, 1, 3).reshape(-1)
+    padded = np.zeros((len(parts), rows * panel, steps * kk), parts[0].dtype)
+    for part, values in zip(padded, parts, strict=True):
+        part[:outer, :k] = values
+    return padded.reshape(len(parts), rows, panel, steps, kk).transpose(1, 0, 3, 2, 4).reshape(-1)
+
+
+def part_of(values: np.ndarray, part: str) -> np.ndarray:
+    """One of the bfloat16 parts of float32 or float16 values: see tile.PackOp."""
+    if part == "whole":
+        return values
+    exact, finite = values.astype(np.float32), np.isfinite(values)
+    largest = np.float32(3.3895313892515355e38)
+    held = np.where(finite, np.clip(exact, -largest, largest), exact).astype(np.float32)
+    high = conform(held, bf16)
+    if part == "high":
+        return high
+    with np.errstate(invalid="ignore"):
+        return np.where(finite, high if part == "finite" else held - high, np.float32(0))
 
 
 def unpacked(outer: int, k: int, panel: int, kk: int, multiple: int = 0) -> np.ndarray:

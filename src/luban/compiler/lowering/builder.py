@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import ArrayAttr, FloatAttr, IntegerAttr, StringAttr, i1
+from xdsl.dialects.builtin import ArrayAttr, FloatAttr, IntegerAttr, StringAttr, UnitAttr, i1
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
 from luban.compiler.ir import tile
@@ -143,13 +143,18 @@ class KernelBuilder:
         strides: Sequence[Dim],
         offset: Dim = 0,
         mask: SSAValue | None = None,
+        ahead: bool = False,
     ) -> SSAValue:
-        """The element at offset + sum(index * stride)."""
+        """The element at offset + sum(index * stride); `ahead`: fetch what lies further on, too."""
         kept = [(i, s) for i, s in zip(indices, strides) if s != 0]
         return self.insert(
             tile.LoadOp.build(
                 operands=[buffer, [i for i, _ in kept], mask],
-                properties={"strides": Dims(tuple(s for _, s in kept)), "offset": Dims((offset,))},
+                properties={
+                    "strides": Dims(tuple(s for _, s in kept)),
+                    "offset": Dims((offset,)),
+                    **({"ahead": UnitAttr()} if ahead else {}),
+                },
                 result_types=[buffer.type.dtype],  # type: ignore[attr-defined]
             )
         )
@@ -163,8 +168,9 @@ class KernelBuilder:
         offset: Dim = 0,
         mask: SSAValue | None = None,
         combine: str = "none",
+        streams: bool = False,
     ) -> None:
-        """Writes, or combines, one element."""
+        """Writes, or combines, one element; `streams`: past the caches."""
         kept = [(i, s) for i, s in zip(indices, strides) if s != 0]
         self.insert(
             tile.StoreOp.build(
@@ -173,6 +179,7 @@ class KernelBuilder:
                     "strides": Dims(tuple(s for _, s in kept)),
                     "offset": Dims((offset,)),
                     "combine": StringAttr(combine),
+                    **({"streams": UnitAttr()} if streams else {}),
                 },
             )
         )

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from xdsl.ir import SSAValue
 
+from luban.compiler.ir.dtypes import bytes_of
 from luban.compiler.lowering.bodies import copy_body
 from luban.compiler.lowering.builder import KernelBuilder
 from luban.compiler.passes.graph.grouping import Group
 from luban.compiler.passes.graph.placement import Axis, Member, Strides
-from luban.symbolic import Dim
+from luban.symbolic import Dim, product
+
+BIG = 1 << 20  # bytes of a value that is not near when its kernel starts
+
+
+def is_big(value: SSAValue) -> bool:
+    """Whether a value has to come from far: of 1 MB and more, or of a size that nobody knows."""
+    size = product(value.type.shape)  # type: ignore[attr-defined]
+    return not isinstance(size, int) or size * bytes_of(value.type.dtype) >= BIG  # type: ignore[attr-defined]
 
 
 class Evaluator:
@@ -16,13 +25,17 @@ class Evaluator:
 
     `index` holds the current loop index of each axis and `buffer` the memory of each value from outside or for outside.
     `cache` remembers what was computed at this point; `saved` says where values of earlier passes can be read back.
+    With `fetches` the loops walk over outside values from one end to the other, so that fetching ahead pays.
     """
+
+    fetches = False
 
     def __init__(self, b: KernelBuilder, group: Group, buffer: dict[SSAValue, SSAValue]):
         self.b, self.group, self.buffer = b, group, buffer
         self.index: dict[Axis, SSAValue] = {}
         self.saved: dict[SSAValue, tuple[SSAValue, Strides]] = {}
         self.cache: dict[object, SSAValue] = {}
+        self.fetched: set[SSAValue] = set()  # outside values that an earlier load of this row or block brought near
 
     def member(self, value: SSAValue) -> Member:
         """The member that produces a value of the group."""
@@ -63,7 +76,9 @@ class Evaluator:
             return self.buffer[value]
         key = self.operand_key(value, read)
         if key not in self.cache:
-            self.cache[key] = self.b.load(self.buffer[value], *self.address(read[0]), read[1])
+            first = self.fetches and value not in self.fetched and is_big(value)
+            self.fetched.add(value)
+            self.cache[key] = self.b.load(self.buffer[value], *self.address(read[0]), read[1], ahead=first)
         return self.cache[key]
 
     @staticmethod

@@ -17,6 +17,7 @@ from luban.compiler.lowering.builder import KernelBuilder
 from luban.compiler.lowering.evaluator import Evaluator
 from luban.compiler.lowering.registry import Lowered, Request
 from luban.compiler.lowering.schedule import Passes, is_full_reduction, is_row_member, place_group, schedule
+from luban.compiler.lowering.streams import streamed
 from luban.compiler.passes.graph.grouping import Group
 from luban.compiler.passes.graph.placement import Axis, Member, Strides
 from luban.symbolic import Dim, floordiv, product
@@ -54,8 +55,11 @@ def _bytes(value: SSAValue) -> int:
 class _Emitter(Evaluator):
     """Emits one kernel; `index` holds the current loop index of each axis."""
 
+    fetches = True
+
     def __init__(self, request: Request, group: Group, passes: Passes, leaving: Sequence[SSAValue]):
         self.group, self.passes, self.leaving = group, passes, leaving
+        self.streamed = streamed(request.group, group, passes, leaving, request.target)
         inside = group.produced
         self.external = list(dict.fromkeys(v for m in group.members for v in m.op.operands if v not in inside))
         self.late = [m for m in group.members if any(r in group.late for r in m.op.results)]
@@ -190,7 +194,7 @@ class _Emitter(Evaluator):
     # ---- one row
 
     def _emit_row(self, bounds: tuple[SSAValue, SSAValue] | None = None) -> None:
-        self.row_values, self.saved = self.constants(), {}
+        self.row_values, self.saved, self.fetched = self.constants(), {}, set()
         self._emit_row_maps(-1)
         scratch = {
             v: self.b.alloc(product(a.size for a in self.passes.columns), v.type.dtype) for v in self.passes.buffered
@@ -307,7 +311,8 @@ class _Emitter(Evaluator):
         if value in scratch:
             self.b.store(got, scratch[value], *self.address(self._column_strides()))
         else:
-            self.b.store(got, self.buffer[value], *self.address(self.member(value).writes))
+            streams = value in self.streamed
+            self.b.store(got, self.buffer[value], *self.address(self.member(value).writes), streams=streams)
 
     def _column_strides(self) -> Strides:
         table: Strides = {}

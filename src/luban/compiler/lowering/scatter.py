@@ -1,21 +1,25 @@
 """`graph.scatter` -> a copy of its init, then updates in domain order.
 
 Updates along a dimension that moves the position by its own index, while all else moves it by multiples of the
-dimension's size, never meet: such a dimension (a row of an embedding's gradient) is spread over lanes and threads.
+dimension's size, never meet: such a dimension (a row of an embedding's gradient) is spread over lanes and threads, or
+makes rows that gather their updates (scatter_rows.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from xdsl.dialects import arith
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import Attribute, Operation, SSAValue
 
-from luban.compiler.ir.attributes import Access
+from luban.compiler.ir.attributes import INDEX, Access
 from luban.compiler.ir.dtypes import bytes_of
+from luban.compiler.lowering import scatter_rows
 from luban.compiler.lowering.bodies import copy_body
 from luban.compiler.lowering.builder import KernelBuilder
 from luban.compiler.lowering.registry import Lowered, Request
+from luban.compiler.lowering.streams import is_assigned, is_large
 from luban.symbolic import Dim, divide_exact, floordiv, product
 
 COPY_BLOCK = 16384
@@ -26,15 +30,36 @@ def lower(request: Request) -> Lowered:
     """The kernel of one scatter."""
     op = next(o for o in request.group.body.block.ops if o.name == "graph.scatter")
     operands = list(dict.fromkeys(op.operands))
+    rows = scatter_rows.rows_of(op, independent_dimension(op))
+    wide: Attribute = op.operands[0].type.dtype  # type: ignore[attr-defined]
     out_type = op.results[0].type
-    b = KernelBuilder(request.name, [*(v.type.dtype for v in operands), out_type.dtype], request.symbols)  # type: ignore[attr-defined]
-    buffers = dict(zip(operands, b.buffers))
-    target = b.buffers[-1]
+    extra, sizes = _workspaces(op, rows)
+    dtypes = [*(v.type.dtype for v in operands), out_type.dtype, *extra]  # type: ignore[attr-defined]
+    b = KernelBuilder(request.name, dtypes, request.symbols)
+    buffers, made = dict(zip(operands, b.buffers)), b.buffers[len(operands) + 1 :]
+    target = b.buffers[len(operands)]
     size = product(out_type.shape)  # type: ignore[attr-defined]
-    _copy(b, buffers[op.operands[0]], target, size)
-    _update(b, op, buffers, target)
+    if rows is not None:
+        past = is_large(op.results[0], request.target) and not is_assigned(request.group.results[0])
+        rows = replace(rows, streams=past)
+        scatter_rows.emit(b, rows, buffers, target, made)
+    elif out_type.dtype == wide:  # type: ignore[attr-defined]
+        _copy(b, buffers[op.operands[0]], target, size, bool(op.operands[0].type.shape))  # type: ignore[attr-defined]
+        _update(b, op, buffers, target)
+    else:  # the sums wait in memory of their own until they are rounded
+        _copy(b, buffers[op.operands[0]], made[0], size, bool(op.operands[0].type.shape))  # type: ignore[attr-defined]
+        _update(b, op, buffers, made[0])
+        _copy(b, made[0], target, size, True)
     moved = sum(_bytes(v) for v in (*operands, op.results[0]))
-    return Lowered(b.finish(), tuple(operands), (request.group.results[0],), (), 0, moved)
+    return Lowered(b.finish(), tuple(operands), (request.group.results[0],), tuple(sizes), 0, moved)
+
+
+def _workspaces(op: Operation, rows: scatter_rows.Rows | None) -> tuple[list[Attribute], list[Dim]]:
+    """Element types and bytes of the memory that the kernel needs beside its operands and its result."""
+    if rows is not None:
+        return [INDEX, INDEX], rows.workspaces
+    wide, out = op.operands[0].type.dtype, op.results[0].type  # type: ignore[attr-defined]
+    return ([wide], [product(out.shape) * bytes_of(wide)]) if wide != out.dtype else ([], [])  # type: ignore[attr-defined]
 
 
 def _bytes(value: SSAValue) -> int:
@@ -42,11 +67,13 @@ def _bytes(value: SSAValue) -> int:
     return size * bytes_of(value.type.dtype) if isinstance(size, int) else 0  # type: ignore[attr-defined]
 
 
-def _copy(b: KernelBuilder, source: SSAValue, target: SSAValue, size: Dim) -> None:
+def _copy(b: KernelBuilder, source: SSAValue, target: SSAValue, size: Dim, whole: bool) -> None:
+    """Copies and rounds `size` elements, or one number so often."""
     with b.loop(b.dim(0), b.dim(floordiv(size + (COPY_BLOCK - 1), COPY_BLOCK)), "parallel") as block:
         low = b.mul(block.index, b.dim(COPY_BLOCK))
         with b.loop(low, b.minimum(b.add(low, b.dim(COPY_BLOCK)), b.dim(size)), "vector") as loop:
-            b.store(b.load(source, [loop.index], [1]), target, [loop.index], [1])
+            got = b.load(source, [loop.index], [int(whole)])
+            b.store(scatter_rows.rounded(b, got, target), target, [loop.index], [1])
 
 
 def _update(b: KernelBuilder, op: Operation, buffers: dict[SSAValue, SSAValue], target: SSAValue) -> None:

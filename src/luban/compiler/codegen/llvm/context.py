@@ -45,8 +45,9 @@ class Context:
 
     `width` lanes a vector and `copies` vectors are in flight (1 and 1 outside of vector loops); `masks` holds one
     `<width x i1>` a copy where not every lane is live. `symbols` maps the kernel's symbols to i64 operands, `rt` points
-    to the run's struct. `prologue` collects what belongs at the function's entry; `preheaders` has an entry for each
-    loop around the code being written: a value known at depth d belongs into `preheaders[d]`, where it is made once.
+    to the run's struct. `streams` tells that stores went past the caches. `prologue` collects what belongs at the
+    function's entry; `preheaders` has an entry for each loop around the code being written: a value known at depth d
+    belongs into `preheaders[d]`, where it is made once.
     """
 
     module: Module
@@ -65,11 +66,14 @@ class Context:
     dims: dict[str, str] = field(default_factory=dict)
     stack_bytes: int = 0
     heap: list[str] = field(default_factory=list)
+    streams: bool = False
 
     def finish(self, entry_lines: int) -> None:
         """Ends the function: puts the prologue after its first `entry_lines` lines, frees heap scratch and returns."""
         for pointer in self.heap:
             self.fn.call("void", self.module.declare("free", "void", ["ptr"]), [("ptr", pointer)])
+        if self.streams:  # whoever is told that the kernel is done must see what it stored
+            self.fn.call("void", self.module.declare("llvm.x86.sse.sfence", "void", []), [])
         self.fn.emit("ret void")
         self.fn.lines[entry_lines:entry_lines] = self.prologue
         self.fn.lines = flatten(self.fn.lines)

@@ -19,6 +19,7 @@ class Module:
     functions: dict[str, str] = field(default_factory=dict)
     declarations: dict[str, str] = field(default_factory=dict)
     constants: dict[str, str] = field(default_factory=dict)
+    metadata: list[str] = field(default_factory=list)
     features: frozenset[str] = frozenset()
 
     def declare(self, name: str, returns: str, arguments: list[str], attributes: str = "") -> str:
@@ -31,12 +32,19 @@ class Module:
         self.constants.setdefault(name, f"@{name} = private unnamed_addr constant {value}")
         return f"@{name}"
 
+    def note(self, text: str) -> str:
+        """A metadata node, once for equal texts; returns its name."""
+        if text not in self.metadata:
+            self.metadata.append(text)
+        return f"!{self.metadata.index(text)}"
+
     def add(self, function: Function) -> None:
         """Adds a finished function."""
         self.functions[function.name] = function.text()
 
     def text(self) -> str:
-        parts = [*self.constants.values(), *self.declarations.values(), *self.functions.values()]
+        notes = [f"!{number} = !{{{text}}}" for number, text in enumerate(self.metadata)]
+        parts = [*self.constants.values(), *self.declarations.values(), *self.functions.values(), *notes]
         return "\n".join(parts) + "\n"
 
 

@@ -18,6 +18,7 @@ from luban.compiler.codegen.llvm.lanes import (
     shuffle,
 )
 from luban.compiler.codegen.llvm.read_modify_write import combine_store, store_lane_by_lane
+from luban.compiler.codegen.llvm.streaming import fetch_ahead, stream, streams
 from luban.compiler.codegen.llvm.values import BYTES, Uniform, Value, Varying, constant, scalar_type, splat, vector_type
 
 ZEROS = "luban.zeros"  # 64 zero bytes, to read where a mask forbids the real place
@@ -30,6 +31,8 @@ def _load(ctx: Context, op: Any) -> None:
     if isinstance(mask, Uniform) and mask.number:
         mask = None
     ty = scalar_type(op.result.type)
+    if op.ahead is not None and place.step == 1 and mask is None and ctx.masks is None:
+        fetch_ahead(ctx, place)
     ctx.values[op.result] = _load_same(ctx, place, ty, mask) if place.uniform else _load_lanes(ctx, place, ty, mask)
 
 
@@ -131,6 +134,9 @@ def _store(ctx: Context, op: Any) -> None:
     value = _to_memory(ctx, value)
     if place.uniform:
         _store_same(ctx, place, value, mask)
+    elif op.streams is not None and place.step == 1 and mask is None and ctx.masks is None and streams(ctx, place.type):
+        for copy, text in enumerate(parts_of(ctx, value)):
+            stream(ctx, place.type, text, copy_pointer(ctx, place, copy))
     else:
         _store_lanes(ctx, place, value, mask)
 

@@ -27,8 +27,10 @@ def _pack(ctx: Context, op: Any) -> None:
         masked=loads_masked(ctx.target, source.type),
         native_bf16=not features_of(ctx.target).isdisjoint(("avx512bf16", "bf16")),
         k_multiple=op.padding,
+        parts=op.parts_of,
     )
-    name = "luban.pack." + ".".join(str(field).lower() for field in vars(spec).values())
+    words = ["-".join(field) if isinstance(field, tuple) else str(field).lower() for field in vars(spec).values()]
+    name = "luban.pack." + ".".join(words)
     if name not in ctx.module.functions:
         emit_pack(ctx.module, name, spec, function_attributes(ctx.target))
     start = ctx.fn.op(f"getelementptr {register_type(source.type)}, ptr {source.pointer}, i64 {base.text}")

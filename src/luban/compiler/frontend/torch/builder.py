@@ -66,6 +66,16 @@ def meta_of(value: torch.Tensor) -> Meta:
     return Meta(shape, value.dtype, strides, order)
 
 
+@dataclass(frozen=True)
+class LogSoftmax:
+    """What a log-softmax was made of: its input, and along `dim` the maximum and the sum of the powers."""
+
+    x: View
+    dim: int
+    top: View
+    powers: View
+
+
 class Builder:
     """Appends graph operations to a function's block."""
 
@@ -74,6 +84,7 @@ class Builder:
         self.seed: View | None = None
         self.randoms = 0
         self._dense: dict[View, View] = {}
+        self.log_softmaxes: dict[View, LogSoftmax] = {}
 
     # -- what FX says -------------------------------------------------------------------------------------------------
 
@@ -150,17 +161,27 @@ class Builder:
         inputs: Sequence[View | Whole],
         body: Callable[..., Sequence[SSAValue]],
         kind: str,
+        dtype: torch.dtype | None = None,
     ) -> View:
-        """graph.scatter into a copy of `init` over the domain `shape`; the body gives (flat position, stored value)."""
-        start = self.dense(init)
+        """graph.scatter into a copy of `init` over the domain `shape`; the body gives (flat position, stored value).
+
+        Values combine in the type of `init`; the result is rounded to `dtype` where one is given.
+        """
+        start = init if self._is_number(init) else self.dense(init)
         keep = [d for d in range(len(shape)) if shape[d] != 1] or list(range(min(1, len(shape))))
         if not keep:
             shape, keep = (1,), [0]
             inputs = [i if isinstance(i, Whole) else moved(i, (1,), (0,)) for i in inputs]
+        out = tensor_type(init.shape, ELEMENT[dtype or init.dtype])
         op = self._with_body(
-            graph.ScatterOp, shape, keep, inputs, body, [start.base.type], {"kind": string_attr(kind)}, [start.base]
+            graph.ScatterOp, shape, keep, inputs, body, [out], {"kind": string_attr(kind)}, [start.base]
         )
-        return dense(op.results[0], init.shape, init.dtype)
+        return dense(op.results[0], init.shape, dtype or init.dtype)
+
+    @staticmethod
+    def _is_number(view: View) -> bool:
+        """Whether a view shows one number everywhere."""
+        return view.base.type.shape == () and view.offset == 0  # type: ignore[attr-defined]
 
     def _with_body(
         self,
@@ -238,6 +259,9 @@ class Builder:
                 ),
             },
         )
+        precision = torch.get_float32_matmul_precision()
+        if precision != "highest" and dtype == torch.float32:
+            op.properties["precision"] = StringAttr(precision)
         self.block.add_op(op)
         return dense(op.results[0], domain[: len(domain) - counts[3]], dtype)
 

@@ -20,7 +20,7 @@ from luban.compiler.passes.graph.compose import through
 from luban.compiler.passes.graph.expressions import Expression, Leaf, Node, is_cheap_map, leaves, write
 from luban.compiler.passes.graph.inline_casts import is_conversion
 from luban.compiler.passes.registry import register
-from luban.symbolic import Dim
+from luban.symbolic import Dim, product
 
 KEYS = {"graph.attention": (1, 2), "graph.attention_backward": (2, 3)}  # the operands that are keys and values
 MIN_TASKS = 4  # heads of keys, batch entries counted, below which the backward keeps a task for each query head
@@ -68,7 +68,8 @@ def _repeats(op: Operation, operand: int) -> dict[int, Expression]:
     batch, heads, _, positions, size = op.properties["domain"].data  # type: ignore[union-attr]
     access, value = op.properties["accesses"].data[operand], op.operands[operand]  # type: ignore[union-attr]
     found: dict[int, Expression] = {}
-    for shared in _group_sizes(value, heads):
+    whole = [heads] if isinstance(heads, int) and heads > 1 and access.strides[1] == 0 else []
+    for shared in (*whole, *_group_sizes(value, heads)):
         domain = (batch, heads // shared, shared, positions, size)
         strides = access.strides
         wide = Access.of([strides[0], strides[1] * shared, *strides[1:]], access.offset)
@@ -146,17 +147,24 @@ def _is_group_sum(reader: Operation, op: Operation, shared: int, path: Sequence[
     domain = reader.properties["domain"].data  # type: ignore[union-attr]
     if len(reader.operands) != 1 or len(reader.results) != 1 or not (_is_copy(reader) or is_conversion(reader)):
         return False
-    kinds = [k.data for k in reader.properties["kinds"].data]  # type: ignore[union-attr]
-    if kinds != ["add"] or domain != (batch, heads // shared, positions, size, shared):
-        return False
+    kinds, reduced = reader.properties["kinds"].data, reader.properties["reduced"].data  # type: ignore[union-attr]
     access = reader.properties["accesses"].data[0]  # type: ignore[union-attr]
+    if [k.data for k in kinds] != ["add"] or product(domain[len(domain) - reduced :]) != shared:
+        return False
     for made in reversed(path):
         if not isinstance(access, Access):
             return False
         access = through(access, domain, made.properties["domain"].data, made.properties["accesses"].data[0])  # type: ignore[union-attr]
+    if not isinstance(access, Access) or access.offset != 0:
+        return False
     strides = contiguous((batch, heads, positions, size))
-    wanted = Access.of([strides[0], strides[1] * shared, strides[2], strides[3], strides[1]])
-    return access is not None and access == wanted
+    wanted = zip(
+        (batch, heads // shared, positions, size, shared),
+        (strides[0], strides[1] * shared, strides[2], strides[3], strides[1]),
+        strict=True,
+    )
+    found = zip(domain, access.strides, strict=True)
+    return [(n, s) for n, s in wanted if n != 1] == [(n, s) for n, s in found if n != 1]
 
 
 # ---- the new operation

@@ -90,12 +90,15 @@ def through(access: Access, domain: Sequence[Dim], made: Sequence[Dim], inner: A
     None where strides cannot say it. Neighbouring dims that `inner` walks as one count as one: what was reshaped on the
     way can be read through.
     """
-    sizes, strides = _joined(made, inner.strides)
-    seen = window(access, domain, sizes)
-    if seen is None:
-        return None
-    offset = inner.offset
-    found: list[Dim] = [0] * len(domain)
+    for sizes, strides in ((list(made), list(inner.strides)), _joined(made, inner.strides)):
+        seen = window(access, domain, sizes)
+        if seen is not None:
+            return _composed(seen, len(domain), strides, inner.offset)
+    return None
+
+
+def _composed(seen: Window, rank: int, strides: Sequence[Dim], offset: Dim) -> Access:
+    found: list[Dim] = [0] * rank
     for start, steps, stride in zip(seen.start, seen.steps, strides, strict=True):
         offset = offset + start * stride
         for d, step in steps.items():

@@ -73,6 +73,9 @@ def _normalise(op: graph.ContractOp) -> None:
             ),
         },
     )
+    for kept in ("element", "precision"):
+        if kept in op.properties:
+            new.properties[kept] = op.properties[kept]
     block = op.parent
     assert block is not None
     block.insert_op_before(new, op)

@@ -195,18 +195,21 @@ def _shared_lead(group: Group, op: Operation, accesses: Sequence[object]) -> Lea
 
 
 def _coming_leads(group: Group, op: Operation, coming: Collection[Operation]) -> list[Lead]:
-    """Where operations to come would read what `op` makes: its own dimensions belong there."""
+    """Where operations to come will read what `op` makes, beside a value of the group's: its dimensions belong there."""
     found: list[Lead] = []
-    for result in op.results:
-        for use in result.uses:
-            reader = use.operation
-            if reader not in coming or not any(v in group.produced for v in reader.operands):
-                continue
-            trial = group.copy()
-            if join(trial, reader) and len(trial.axes) == len(group.axes):
-                read = trial.members[-1].reads[use.index]
-                if read is not None and read[1] == 0:
-                    found.append((Access.of(contiguous(domain_of(op))), read[0], 0))
+    for use in (use for result in op.results for use in result.uses):
+        reader = use.operation
+        if reader not in coming or reader.name not in LOOPS:  # a join, say, has no domain to place it by
+            continue
+        beside = any(v in group.produced for v in reader.operands)
+        leads = _leads(group, reader, False) if beside else _coming_leads(group, reader, coming)
+        placed = next(filter(None, (_fit(group, reader, lead) for lead in leads)), None)
+        if placed is None or len(placed[1].axes) != len(group.axes):
+            continue
+        reads = placed[0].reads  # a scatter's do not count what it starts from, and the place of a read is another
+        read = reads[use.index] if len(reads) == len(reader.operands) else None
+        if read is not None and read[1] == 0:
+            found.append((Access.of(contiguous(domain_of(op))), read[0], 0))
     return found
 
 

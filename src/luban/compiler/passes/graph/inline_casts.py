@@ -1,7 +1,8 @@
-"""Casts of what a loop reads again and again, a bias or a weight a column, move into the loop's body; plain copies go.
+"""Casts move into the bodies of the loops that read them, and plain copies go.
 
-Such a cast was a kernel of its own, for a vector that its reader then broadcasts: it covers too few dims to join the
-reader's loops as a member. Converting at each element costs one instruction and moves nothing.
+A cast of a vector that its reader broadcasts (a bias, a weight a column) was a kernel of its own: it covers too few dims
+to join the reader's loops as a member. A cast to a wider type costs one instruction where it is read, and twice the bytes
+where it goes through memory.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from xdsl.ir import Operation
 
 from luban.compiler.ir import graph
 from luban.compiler.ir.attributes import Access, contiguous
+from luban.compiler.ir.dtypes import bytes_of
 from luban.compiler.passes.graph.compose import through
 from luban.compiler.passes.registry import register
 from luban.symbolic import product
@@ -66,10 +68,10 @@ def is_conversion(op: Operation) -> bool:
 
 
 def _inline(cast: Operation, reader: Operation, operand: int) -> None:
-    """Lets `reader` read what `cast` reads, if it broadcasts the cast's result."""
+    """Lets `reader` read what `cast` reads, if that is smaller or if the reader broadcasts the cast's result."""
     accesses = list(reader.properties["accesses"].data)  # type: ignore[union-attr]
     domain, access = reader.properties["domain"].data, accesses[operand]  # type: ignore[union-attr]
-    if not isinstance(access, Access) or not _repeats(access, domain):
+    if not isinstance(access, Access) or not (_widens(cast) or _repeats(access, domain)):
         return
     made, inner = cast.properties["domain"].data, cast.properties["accesses"].data[0]  # type: ignore[union-attr]
     seen = through(access, domain, made, inner)
@@ -88,6 +90,10 @@ def _inline(cast: Operation, reader: Operation, operand: int) -> None:
     block.insert_op_before(copy, first)
     old.replace_all_uses_with(copy.results[0])
     block.erase_arg(old)
+
+
+def _widens(cast: Operation) -> bool:
+    return bytes_of(cast.operands[0].type.dtype) < bytes_of(cast.results[0].type.dtype)  # type: ignore[attr-defined]
 
 
 def _repeats(access: Access, domain: tuple) -> bool:

@@ -28,6 +28,19 @@ class Depths:
     bits: dict[Operation, int]
     anchors: list[Operation]
     order: dict[Operation, int]
+    needs: dict[Operation, set[Operation]] = field(default_factory=dict)
+
+    def behind(self, anchor: Operation) -> set[Operation]:
+        """What the anchor needs, directly or not."""
+        if anchor not in self.needs:
+            found, waiting = set[Operation](), [anchor]
+            while waiting:
+                for v in waiting.pop().operands:
+                    if isinstance(v.owner, Operation) and v.owner not in found:
+                        found.add(v.owner)
+                        waiting.append(v.owner)
+            self.needs[anchor] = found
+        return self.needs[anchor]
 
     def of(self, value: SSAValue) -> int:
         """The anchors that a value depends on."""
@@ -72,10 +85,54 @@ def _choose_for(store: _Store, known: Depths) -> set[Operation]:
             use.operation in store.chosen for r in op.results for use in r.uses
         ):
             store.chosen.add(op)
+    if _costs_more(store, known):
+        store.chosen.clear()
     values = [*store.anchor.results, *(r for op in ordered for r in op.results)]
     for value in values:  # in program order: what one map spares, the next may spare again
         _spare(value, store, known)
     return store.chosen
+
+
+def _costs_more(store: _Store, known: Depths) -> bool:
+    """Whether the chosen maps move no less than a loop behind the anchor that computes them, and all beside it.
+
+    Such a loop also makes, on the way, what the maps read and others want (the tanh of a GELU's gradient, and the GELU
+    again): for the store that would have to be in memory.
+    """
+    inside = store.chosen
+    extra = _shared(inside, store, known)
+    if not extra:
+        return False
+    made = [r for op in inside for r in op.results]
+    stored = [r for r in (*store.anchor.results, *made) if any(use.operation not in inside for use in r.uses)]
+    needed = [r for r in made if _is_needed(r, store, known)]
+    return _total([*stored, *extra]) >= _total([*store.anchor.results, *needed])
+
+
+def _shared(maps: set[Operation], store: _Store, known: Depths) -> list[SSAValue]:
+    """Results of maps beside the anchor that these maps need, directly or not, and others want as well."""
+    inside = set(maps)
+    while True:
+        read = dict.fromkeys(v for op in inside for v in op.operands if v.owner not in inside)
+        beside = [v for v in read if _could_wait(v, store, known)]
+        own = {v.owner for v in beside if all(use.operation in inside for use in v.uses)}
+        if not own:
+            return beside
+        inside |= own  # type: ignore[arg-type]
+
+
+def _could_wait(value: SSAValue, store: _Store, known: Depths) -> bool:
+    """Whether a map's result could be made behind the anchor, because only loops there want it."""
+    op = value.owner
+    if not isinstance(op, Operation) or op.name != "graph.map" or op in store.possible:
+        return False
+    if op in known.behind(store.anchor):
+        return False
+    return all(use.operation.name in ("graph.map", "graph.reduce") for use in value.uses)
+
+
+def _total(values: Sequence[SSAValue]) -> int:
+    return sum(size(v) or 0 for v in values)
 
 
 def _possible(store: _Store, known: Depths) -> list[Operation]:
@@ -137,6 +194,8 @@ def _spare(value: SSAValue, store: _Store, known: Depths) -> None:
     else:
         smaller = sum(added) <= spared  # type: ignore[arg-type]
     inputs = {v for op in users for v in op.operands}
+    if _shared(users, store, known):
+        return
     if smaller and all(v is value or v.owner not in store.possible or v.owner in store.chosen for v in inputs):
         store.chosen |= users
 

@@ -9,6 +9,7 @@ where they differ, blocks are transposed in registers (`pack_blocks`). Ragged en
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from luban.compiler.codegen.llvm.dots.flow import loop, offset, plus, times, when
 from luban.compiler.codegen.llvm.dots.pack_blocks import emit_across
@@ -28,14 +29,23 @@ def emit_pack(module: Module, name: str, spec: PackSpec, attributes: str = "noun
     fn = Function(module, name, "void", listed, "internal", attributes)
     chunks = fn.op(f"udiv i64 {plus(fn, '%K', spec.k_step - 1)}, {spec.k_step}")
     padded = times(fn, chunks, spec.k_step)
-    row_bytes, k_bytes = (times(fn, stride, spec.src_bytes) for stride in ("%src_rs", "%src_ks"))
     size = fn.op(f"mul i64 {padded}, {spec.panel * ELEMENT_BYTES[spec.dst_type]}")
+    for number, part in enumerate(spec.parts):
+        start = offset(fn, "%dst", times(fn, size, number)) if number else "%dst"
+        _part(fn, replace(spec, part=part), start, padded, times(fn, size, len(spec.parts)))
+    fn.emit("ret void")
+    module.add(fn)
+
+
+def _part(fn: Function, spec: PackSpec, target: str, padded: str, size: str) -> None:
+    """Packs one part of all panels; the first lies at `target`, the next ones `size` bytes apart."""
+    row_bytes, k_bytes = (times(fn, stride, spec.src_bytes) for stride in ("%src_rs", "%src_ks"))
 
     def panel(index: str) -> Panel:
         first = times(fn, index, spec.panel)
         source = offset(fn, "%src", fn.op(f"mul i64 {first}, {row_bytes}"))
-        target = offset(fn, "%dst", fn.op(f"mul i64 {index}, {size}"))
-        return Panel(source, target, fn.op(f"sub i64 %rows, {first}"), row_bytes, k_bytes, padded, size)
+        place = offset(fn, target, fn.op(f"mul i64 {index}, {size}"))
+        return Panel(source, place, fn.op(f"sub i64 %rows, {first}"), row_bytes, k_bytes, padded, size)
 
     def beside(count: str, pack: Callable[[Panel, str], None]) -> None:
         """`pack(first, count)` for every SIDE of `count` panels: a source contiguous along the rows is read in order."""
@@ -66,8 +76,6 @@ def emit_pack(module: Module, name: str, spec: PackSpec, attributes: str = "noun
         loop(fn, panels, [], one)
     if spec.k_step > spec.group:
         loop(fn, panels, [], padding)
-    fn.emit("ret void")
-    module.add(fn)
 
 
 def _zero(fn: Function, spec: PackSpec, panel: Panel) -> None:

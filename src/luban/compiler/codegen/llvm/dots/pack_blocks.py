@@ -71,8 +71,8 @@ def transposed(fn: Function, spec: PackSpec, block: Block, blocks: int) -> list[
     """The first `blocks * lane` columns of a block, a vector of `width` elements each."""
     pieces = block.width // block.lane
     bases = [_row(fn, block.source, block.pitch, piece * block.lane) for piece in range(pieces)]
-    # float becomes bfloat before it is turned where that halves the shuffles
-    early = spec.src_bytes * block.per * 8 > int(block.element[1:])
+    # float becomes bfloat before it is turned where that halves the shuffles, and what is taken apart where it is read
+    early = spec.part != "whole" or spec.src_bytes * block.per * 8 > int(block.element[1:])
     ty, values = (stored(spec.src_type), block.lane * block.per) if early else (block.element, block.lane)
 
     def gather(i: int, c: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from luban.compiler.codegen.llvm.dots.pack_parts import PARTS
 from luban.compiler.codegen.llvm.dots.spec import ELEMENT_BYTES
 from luban.errors import ConfigError
 
@@ -25,6 +26,9 @@ class PackSpec:
     masked       the target has masked loads of the source's elements
     native_bf16  the target converts float to bfloat itself (AVX512-BF16, FEAT_BF16)
     k_multiple   0 means `group`; see `dots.PANELS`
+    parts        what a panel holds, one after the other, each with all of K: the values themselves, or parts of them
+                 (see pack_parts)
+    part         the one that code is being written for
     """
 
     panel: int
@@ -36,6 +40,8 @@ class PackSpec:
     masked: bool = True
     native_bf16: bool = False
     k_multiple: int = 0
+    parts: tuple[str, ...] = ("whole",)
+    part: str = "whole"
 
     def __post_init__(self) -> None:
         if self.contiguous not in CONTIGUOUS:
@@ -46,6 +52,8 @@ class PackSpec:
             raise ConfigError(
                 f"packing: groups of {self.group} need vectors of {self.group // 2} words, got {self.lanes}; use group 2"
             )
+        if set(self.parts) - {"whole", *PARTS} or (self.parts != ("whole",) and self.dst_type != "bfloat"):
+            raise ConfigError(f"packing: parts are {PARTS}, of bfloat, got {self.parts} of {self.dst_type}")
         if self.k_step % self.group:
             raise ConfigError(f"packing: K is padded to {self.k_step}, which is no multiple of the group {self.group}")
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from luban.compiler.codegen.llvm.dots.flow import lane_mask, loop, masked_load, masked_store, offset, times
 from luban.compiler.codegen.llvm.dots.fma import stored, widen
+from luban.compiler.codegen.llvm.dots.pack_parts import part_of
 from luban.compiler.codegen.llvm.dots.pack_spec import PackSpec
 from luban.compiler.codegen.llvm.dots.transpose import side_by_side
 from luban.compiler.codegen.llvm.emitter import Function
@@ -120,7 +121,7 @@ def clip(fn: Function, value: str, most: int) -> str:
 def convert(fn: Function, spec: PackSpec, value: str, count: int) -> str:
     """A vector of `count` values from the source's type to the panel's; bfloat is an i16 on both sides."""
     source, target = spec.src_type, spec.dst_type
-    if source == target:
+    if source == target and spec.part == "whole":
         return value
     if count == 1:  # the conversions take a scalar then
         single = fn.op(f"extractelement <1 x {stored(source)}> {value}, i64 0")
@@ -134,6 +135,9 @@ def convert(fn: Function, spec: PackSpec, value: str, count: int) -> str:
 
 def _convert(fn: Function, spec: PackSpec, value: str, lanes: int) -> str:
     source, target = spec.src_type, spec.dst_type
+    if spec.part != "whole":
+        exact = widen(fn, value, source, "float", lanes)
+        return part_of(fn, spec.part, exact, lanes, lambda x: narrow(fn, x, lanes, spec.native_bf16))
     if target == "float" and source in ("bfloat", "half"):
         return widen(fn, value, source, "float", lanes)
     if (source, target) == ("float", "bfloat"):

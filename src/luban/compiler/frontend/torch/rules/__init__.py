@@ -15,6 +15,7 @@ from luban.compiler.frontend.torch.rules import (  # noqa: F401
     embedding_bag,
     indexing,
     losses,
+    masked,
     norms,
     pooling,
     random,

@@ -55,5 +55,4 @@ def embedding_dense_backward(
         return [b.linear(0, (width, 1), (row, b.index(last))), value]
 
     zeros = cx.fill(0, meta.shape, compute)
-    made = cx.scatter(zeros, grad.shape, [grad, unsqueeze(indices, last)], body, "add")
-    return cx.cast(made, meta.dtype)
+    return cx.scatter(zeros, grad.shape, [grad, unsqueeze(indices, last)], body, "add", meta.dtype)

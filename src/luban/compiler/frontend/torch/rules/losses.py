@@ -27,6 +27,29 @@ def _classes_last(x: View) -> View:
     return moved(x, [x.shape[d] for d in order], [x.strides[d] for d in order])
 
 
+def _log_reader(cx: Builder, x: View, n: int, compute: torch.dtype) -> tuple[Callable[..., SSAValue], list[Any]]:
+    """How to read the logarithm of a class's probability over the n dims of the labels, and the operands that takes.
+
+    Where x is a log-softmax, only the wanted elements of it are computed: nobody else may ask for the rest.
+    """
+    known = cx.log_softmaxes.get(x)
+    if known is None or known.dim != 1:
+        logs = _classes_last(x)
+
+        def read(b: Body, label: SSAValue, table: SSAValue) -> SSAValue:
+            return b.cast(b.load(table, logs, [*b.indices(n), label], (n,)), x.dtype, compute)
+
+        return read, [Whole(logs)]
+    scores, kind = _classes_last(known.x), known.top.dtype
+    rows = [moved(v, v.shape[:-1], v.strides[:-1]) for v in map(_classes_last, (known.top, known.powers))]
+
+    def compute_one(b: Body, label: SSAValue, table: SSAValue, top: SSAValue, powers: SSAValue) -> SSAValue:
+        score = b.cast(b.load(table, scores, [*b.indices(n), label], (n,)), known.x.dtype, kind)
+        return b.cast(b.sub(b.sub(score, top), b.log(powers)), kind, compute)
+
+    return compute_one, [Whole(scores), *rows]
+
+
 class _Target:
     """Reads of a target's class and of its weight in a body."""
 
@@ -51,17 +74,17 @@ def nll_loss(
 ) -> tuple[View, View]:
     metas = cx.metas(node)
     compute, dtype = COMPUTE[x.dtype], metas[0].dtype  # type: ignore[union-attr]
-    logs = _classes_last(x)
     labels = target if target.shape else unsqueeze(target, 0)
     reader = _Target(labels, weight, ignore, compute)
-    n = len(labels.shape)
+    read_log, logs = _log_reader(cx, x, len(labels.shape), compute)
 
-    def parts(b: Body, table: SSAValue, t: SSAValue, *rest: SSAValue) -> tuple[SSAValue, SSAValue]:
+    def parts(b: Body, *scalars: SSAValue) -> tuple[SSAValue, SSAValue]:
+        t, *rest = scalars[len(logs) :]
         label, counts, w = reader.read(b, t, rest)
-        log = b.cast(b.load(table, logs, [*b.indices(n), label], (n,)), x.dtype, compute)
+        log = read_log(b, label, *scalars[: len(logs)])
         return b.select(counts, b.mul(b.neg(log), w), b.constant(0.0, compute)), w
 
-    inputs = [Whole(logs), *reader.inputs]
+    inputs = [*logs, *reader.inputs]
     if reduction not in (MEAN, SUM):
         each = cx.map(labels.shape, inputs, lambda b, *s: b.store_cast(parts(b, *s)[0], compute, dtype), dtype)
         return cx.reshape(each, metas[0].shape), cx.fill(0, (), metas[1].dtype)  # type: ignore[union-attr]

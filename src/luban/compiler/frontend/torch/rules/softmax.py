@@ -10,7 +10,7 @@ from torch.fx import Node
 from xdsl.ir import SSAValue
 
 from luban.compiler.frontend.torch.body import Body
-from luban.compiler.frontend.torch.builder import Builder
+from luban.compiler.frontend.torch.builder import Builder, LogSoftmax
 from luban.compiler.frontend.torch.dtypes import COMPUTE
 from luban.compiler.frontend.torch.registry import rule
 from luban.compiler.frontend.torch.rules.reductions import fold, normal_dims
@@ -73,7 +73,9 @@ def safe_softmax(cx: Builder, node: Node, x: View, dim: int, dtype: Any = None) 
 def log_softmax(cx: Builder, node: Node, x: View, dim: int, *_: Any, **__: Any) -> View:
     compute = COMPUTE[cx.meta(node).dtype]
     top, powers = stabilised(cx, x, dim, compute)
-    return cx.pointwise(node, lambda b, v, m, s: b.sub(b.sub(v, m), b.log(s)), (x, top, powers), compute)
+    made = cx.pointwise(node, lambda b, v, m, s: b.sub(b.sub(v, m), b.log(s)), (x, top, powers), compute)
+    cx.log_softmaxes[made] = LogSoftmax(x, dim % max(1, len(x.shape)), top, powers)
+    return made
 
 
 @rule("aten._softmax_backward_data.default")

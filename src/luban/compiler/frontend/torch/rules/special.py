@@ -1,4 +1,4 @@
-"""Special functions written in arithmetic: lgamma, digamma, trigamma and the inverse of erf.
+"""Special functions written in arithmetic: lgamma, digamma, its derivatives and the inverse of erf.
 
 All compute in float64: float32 results are then right to the last bits also beside the functions' zeros.
 """
@@ -6,6 +6,7 @@ All compute in float64: float32 results are then right to the last bits also bes
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch.fx import Node
@@ -13,14 +14,14 @@ from xdsl.ir import SSAValue
 
 from luban.compiler.frontend.torch.body import Body
 from luban.compiler.frontend.torch.builder import Builder
-from luban.compiler.frontend.torch.registry import Unsupported, rule
+from luban.compiler.frontend.torch.registry import rule
 from luban.compiler.frontend.torch.views import View
 
 SHIFT = 8  # from here on the asymptotic series are exact to 1e-14; smaller arguments are moved up by the recurrence
 # Coefficients of falling odd and even powers, from the Bernoulli numbers.
 _LGAMMA = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360)
 _DIGAMMA = (-1 / 12, 1 / 120, -1 / 252, 1 / 240, -1 / 132, 691 / 32760)
-_TRIGAMMA = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730)
+_BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730)
 # The start values for erfinv that torch has, too, inside and outside of 0.7: numerators and denominators, constant last.
 _INNER = (
     (-0.140543331, 0.914624893, -1.645349621, 0.886226899),
@@ -41,9 +42,7 @@ def digamma(cx: Builder, node: Node, x: View) -> View:
 
 @rule("aten.polygamma.default")
 def polygamma(cx: Builder, node: Node, n: int, x: View) -> View:
-    if n not in (0, 1):
-        raise Unsupported(f"order {n}")
-    return cx.pointwise(node, _trigamma if n else _digamma, (x,), torch.float64)
+    return cx.pointwise(node, _polygamma(n) if n else _digamma, (x,), torch.float64)
 
 
 @rule("aten.erfinv.default", "prims.erf_inv.default")
@@ -70,10 +69,10 @@ def _angle(b: Body, x: SSAValue) -> SSAValue:
     return b.mul(b.sub(x, b.round(x)), b.like(x, math.pi))
 
 
-def _raised(b: Body, z: SSAValue) -> tuple[SSAValue, SSAValue]:
-    """Whether z is below SHIFT, and z + SHIFT there, z elsewhere."""
-    small = b.cmp("lt", z, b.like(z, SHIFT))
-    return small, b.select(small, b.add(z, b.like(z, SHIFT)), z)
+def _raised(b: Body, z: SSAValue, shift: int = SHIFT) -> tuple[SSAValue, SSAValue]:
+    """Whether z is below the shift, and z + shift there, z elsewhere."""
+    small = b.cmp("lt", z, b.like(z, shift))
+    return small, b.select(small, b.add(z, b.like(z, shift)), z)
 
 
 def _lgamma(b: Body, x: SSAValue) -> SSAValue:
@@ -111,20 +110,48 @@ def _digamma(b: Body, x: SSAValue) -> SSAValue:
     return b.select(pole, at_pole, b.select(low, mirrored, value))
 
 
-def _trigamma(b: Body, x: SSAValue) -> SSAValue:
-    low, z = _reflected(b, x)
-    small, s = _raised(b, z)
-    steps = b.reciprocal(b.mul(z, z))
-    for k in range(1, SHIFT):
-        shifted = b.add(z, b.like(z, k))
-        steps = b.add(steps, b.reciprocal(b.mul(shifted, shifted)))
-    inverse = b.reciprocal(s)
-    square = b.mul(inverse, inverse)
-    series = b.mul(b.mul(inverse, square), _polynomial(b, square, _TRIGAMMA[::-1]))
-    value = b.add(b.add(inverse, b.mul(square, b.like(s, 0.5))), series)
-    value = b.add(value, b.select(small, steps, b.like(x, 0.0)))
-    ratio = b.div(b.like(x, math.pi), b.sin(_angle(b, x)))
-    return b.select(low, b.sub(b.mul(ratio, ratio), value), value)
+def _polygamma(n: int) -> Callable[[Body, SSAValue], SSAValue]:
+    """The n-th derivative of digamma, n > 0, by the same recurrence, series and reflection as digamma itself."""
+    count = SHIFT + 2 * n
+    sign, factorial = float((-1) ** (n + 1)), float(math.factorial(n))
+    series = tuple(
+        bernoulli * math.factorial(2 * j + n - 1) / math.factorial(2 * j) for j, bernoulli in enumerate(_BERNOULLI, 1)
+    )
+
+    def body(b: Body, x: SSAValue) -> SSAValue:
+        low, z = _reflected(b, x)
+        small, s = _raised(b, z, count)
+        steps = b.like(x, 0.0)
+        for k in range(count):
+            steps = b.add(steps, _power(b, b.reciprocal(b.add(z, b.like(z, k))), n + 1))
+        inverse = b.reciprocal(s)
+        square = b.mul(inverse, inverse)
+        head = b.add(b.like(x, math.factorial(n - 1)), b.mul(inverse, b.like(x, factorial / 2)))
+        tail = b.mul(square, _polynomial(b, square, series[::-1]))
+        value = b.mul(_power(b, inverse, n), b.add(head, tail))
+        value = b.add(value, b.select(small, b.mul(steps, b.like(x, factorial)), b.like(x, 0.0)))
+        value = b.mul(value, b.like(x, sign))
+        turn = b.mul(b.like(x, math.pi ** (n + 1)), _polynomial(b, b.reciprocal(b.tan(_angle(b, x))), _cotangent(n)))
+        return b.select(low, b.sub(b.mul(value, b.like(x, -sign)), turn), value)
+
+    return body
+
+
+def _power(b: Body, x: SSAValue, n: int) -> SSAValue:
+    """x to the n, n > 0."""
+    result = x
+    for _ in range(n - 1):
+        result = b.mul(result, x)
+    return result
+
+
+def _cotangent(n: int) -> tuple[float, ...]:
+    """The n-th derivative of the cotangent as a polynomial of the cotangent, constant last."""
+    powers = [0.0, 1.0]  # constant first
+    for _ in range(n):
+        slope = [k * c for k, c in enumerate(powers)][1:]
+        powers = [-(a + c) for a, c in zip([*slope, 0.0, 0.0], [0.0, 0.0, *slope])]
+    return tuple(powers[::-1])
 
 
 def _erfinv(b: Body, y: SSAValue) -> SSAValue:
