@@ -22,13 +22,15 @@ def formula(q, k, v, bias, causal, scale):
     return torch.softmax(scores.masked_fill(blind, 0.0), -1).masked_fill(blind, 0.0) @ v
 
 
-def attend(machine, b, h, queries, keys, size, dtype, causal=False, bias=None, layout="heads first", scale=None):
+def attend(
+    machine, b, h, queries, keys, size, dtype, causal=False, bias=None, layout="heads first", scale=None, spread=1.0
+):
     """Checks output and gradients; gives the compiled program."""
 
     def operand(length):
         if layout == "heads first":
-            return torch.randn(b, h, length, size).to(dtype)
-        return torch.randn(b, length, h, size).to(dtype).transpose(1, 2)
+            return (torch.randn(b, h, length, size) * spread).to(dtype)
+        return (torch.randn(b, length, h, size) * spread).to(dtype).transpose(1, 2)
 
     args = [operand(queries), operand(keys), operand(keys)]
     if bias is not None:
@@ -120,3 +122,109 @@ def test_maps_join_the_store(machine):
     x = [torch.randn(2, 4, 20, 16) for _ in range(3)]
     f = lambda q, k, v: F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(2, 20, 64) * 2  # noqa: E731
     assert len(machine.check(f, *x, tolerance=1e-5).kernels) == 1
+
+
+@FLOATS
+@pytest.mark.parametrize("spread", [0.5, 4.0])
+@pytest.mark.parametrize("lengths", [(17, 17), (127, 129), (129, 127), (70, 700), (700, 700), (700, 70)], ids=str)
+def test_many_blocks_of_small_and_of_large_scores(machine, lengths, spread, dtype):
+    """Small scores in bfloat16 need no running maximum, large ones do; keys take one block or two, the last one ragged."""
+    for causal in (False, True):
+        run = attend(machine, 1, 1, *lengths, 40, dtype, causal, spread=spread)
+    assert run.kernels
+
+
+@FLOATS
+@pytest.mark.parametrize("heads", [1, 2, 3])
+def test_queries_of_few_heads_are_dealt_out(machine, heads, dtype):
+    attend(machine, 1, heads, 230, 230, 3, dtype, True)
+
+
+@FLOATS
+@pytest.mark.parametrize("scale", [-0.4, 0.0, 2.0])
+def test_any_scale(machine, scale, dtype):
+    attend(machine, 1, 2, 50, 70, 256, dtype, True, scale=scale, spread=0.3)
+
+
+@FLOATS
+def test_features_that_are_no_neighbours(machine, dtype):
+    q, k, v = (torch.randn(1, 2, 24, 70).to(dtype).transpose(2, 3) for _ in range(3))
+    f = lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True)  # noqa: E731
+    machine.check(f, q, k, v, tolerance=NEAR[dtype])
+
+
+@FLOATS
+@pytest.mark.parametrize("spread", [0.3, 4.0])
+def test_a_row_that_sees_one_key_gives_its_value(machine, spread, dtype):
+    """The weights that are summed are those that are multiplied: nothing is lost where one of them is all."""
+    q, k, v = ((torch.randn(1, 2, 70, 64) * spread).to(dtype) for _ in range(3))
+    f = lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True)  # noqa: E731
+    (out,) = machine.compile(f, (q, k, v))(q, k, v)
+    near = 0 if dtype is torch.bfloat16 else 1e-6
+    torch.testing.assert_close(out[:, :, 0], v[:, :, 0], atol=near, rtol=near)
+
+
+@FLOATS
+@pytest.mark.parametrize("what", [float("nan"), float("inf")])
+@pytest.mark.parametrize("operand", [0, 1, 2])
+def test_nan_and_infinity_come_out_as_in_torch(machine, operand, what, dtype):
+    for causal in (False, True):
+        args = [torch.randn(1, 1, 70, 16).to(dtype) for _ in range(3)]
+        args[operand][0, 0, 40, 3] = what
+        f = lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=causal)  # noqa: B023, E731
+        (out,) = machine.compile(f, args)(*args)
+        want = formula(*[x.double() for x in args], None, causal, None)
+        # A weight of 0 times what is hidden is NaN in the formula, here and in torch's kernel only within a block.
+        sees = (torch.arange(70) >= (40 if causal and operand else 0))[:, None]
+        lost, kept = want.isnan() & sees, want.isfinite()
+        assert bool(out[lost].isnan().all())
+        assert bool((out.double() == want)[want.isinf()].all())
+        torch.testing.assert_close(out[kept].double(), want[kept], atol=NEAR[dtype], rtol=NEAR[dtype])
+
+
+@FLOATS
+def test_gradients_of_shared_keys(machine, dtype):
+    """The query heads of a head of keys add to its gradients, over several blocks of both."""
+    q, k, v = (torch.randn(1, heads, 210, 24).to(dtype) for heads in (6, 2, 2))
+    weight = torch.randn(1, 6, 210, 24)
+
+    def f(q, k, v, plain=False):
+        q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
+        if plain:
+            out = formula(q, k.repeat_interleave(3, 1), v.repeat_interleave(3, 1), None, True, None)
+        else:
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return out.detach(), *torch.autograd.grad((out * weight.to(out.dtype)).sum(), (q, k, v))
+
+    run = machine.compile(f, (q, k, v))
+    want = f(q.double(), k.double(), v.double(), plain=True)
+    for name, g, w in zip(("out", "dq", "dk", "dv"), run(q, k, v), want, strict=True):
+        assert machine.error(g, w) <= NEAR[dtype], f"{name} is off by {machine.error(g, w):.3g}"
+
+
+def test_the_error_is_not_above_that_of_torch(machine):
+    q, k, v = (torch.randn(2, 2, 300, 64).bfloat16() for _ in range(3))
+    f = lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True)  # noqa: E731
+    want, own = f(q.double(), k.double(), v.double()), f(q, k, v)
+    (out,) = machine.compile(f, (q, k, v))(q, k, v)
+    assert (out.double() - want).square().mean().sqrt() <= 1.1 * (own.double() - want).square().mean().sqrt()
+
+
+@FLOATS
+@pytest.mark.parametrize(
+    "chip", ["x86-64-avx2", "x86-64-avx512-bf16", "aarch64-neon", "riscv64-rvv", "loongarch64-lasx"]
+)
+def test_other_chips_compile(machine, chip, dtype):
+    from luban import targets
+    from luban.compiler.driver import compile_graph
+    from luban.compiler.frontend.torch.importer import import_graph
+
+    def f(q, k, v):
+        q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return out.detach(), *torch.autograd.grad(out.float().sum(), (q, k, v))
+
+    args = [torch.randn(1, 2, 600, 40).to(dtype) for _ in range(3)]
+    imported = import_graph(machine.traced(f, args), "main")
+    program = compile_graph(imported.module, imported.metadata, targets.get(chip), "main")
+    assert {k["name"] for k in program.kernels}

@@ -118,7 +118,7 @@ class Forward(AttentionWriter):
         self.store_sums(block.q0, block.rows)
 
     def _scores(self, block: Block) -> None:
-        """Products of queries and keys into scratch, as they are where no bias is added."""
+        """Products of queries and keys into scratch, as they are where the largest of them is the largest score."""
         b, p, pitch = self.b, self.problem, self.softmax.pitch
         shared = self.shared_keys(block)
         biased = BIAS < len(self.op.operands)
@@ -128,6 +128,8 @@ class Forward(AttentionWriter):
                 column = j if first is None else b.add(first, j)
                 query, key = b.add(block.q0, i), b.add(block.k0, column)
                 value = self.biased(acc, [self.batch, self.head, query, key], BIAS) if biased else acc
+                if self.scaled_first and not biased:
+                    value = b.binary(arith.MulfOp, acc, b.constant(self.scale2, f32))
                 if masked:
                     value = b.select(b.less(query, key), b.constant(float("-inf"), f32), value)
                 b.store(value, self.softmax.scores, [i, column], [pitch, 1])

@@ -250,6 +250,11 @@ class AttentionWriter(Evaluator):
         """Whether a bias is added to the scores."""
         return len(self.op.operands) > (6 if self.op.name.endswith("backward") else 3)
 
+    @property
+    def scaled_first(self) -> bool:
+        """Whether products are scaled before they are compared: a negative scale turns their order around."""
+        return self.biased_scores or self.problem.scale <= 0
+
     def compare(self, a: SSAValue, c: SSAValue, predicate: str) -> SSAValue:
         """A comparison of two floats."""
         return self.b.insert(arith.CmpfOp(a, c, predicate))

@@ -44,8 +44,7 @@ class Softmax:
         p, self.lanes = writer.problem, max(1, writer.request.target.vector_bits // 32)
         ends = (p.keys, writer.query_block, p.queries) if p.causal else (p.keys,)
         self.aligned = all(isinstance(end, int) and end % self.lanes == 0 for end in ends)
-        biased = writer.biased_scores
-        self.scale = 1.0 if biased else writer.scale2
+        self.scale = 1.0 if writer.scaled_first else writer.scale2
 
     def _number(self, value: float) -> SSAValue:
         return self.w.b.constant(value, f32)
@@ -88,13 +87,11 @@ class Softmax:
 
     def _tops(self, rows: list[SSAValue], limit: SSAValue) -> list[SSAValue]:
         """The largest score of each row, scaled; NaN is passed over here, since its weight will be NaN."""
-        b, largest = self.w.b, self.scale >= 0
-        start = self._number(float("-inf") if largest else float("inf"))
-        kinds = ["max" if largest else "min"] * len(rows)
-        with b.loop(b.dim(0), limit, "vector", [start] * len(rows), kinds) as loop:
+        b, start = self.w.b, self._number(float("-inf"))
+        with b.loop(b.dim(0), limit, "vector", [start] * len(rows), ["max"] * len(rows)) as loop:
             found = [self._score(row, loop.index) for row in rows]
             loop.yields = [
-                b.select(self.w.compare(new, old, "ogt" if largest else "olt"), new, old)
+                b.select(self.w.compare(new, old, "ogt"), new, old)
                 for new, old in zip(found, loop.carried, strict=True)
             ]
         tops = [b.binary(arith.MulfOp, v, self._number(self.scale)) for v in loop.results]

@@ -263,8 +263,9 @@ class DotOp(IRDLOperation):
     `partial` is scratch for sums, in a layout of the code generator's own: at least m x n accumulators, rounded up to
     whole register tiles. Given `depth`, the sums are built in passes over that many values of k, between which they
     wait there. With `keeps` they stay there instead of reaching the body, and with `resumes` they begin with what the
-    dot before kept there, which has the same m, n and register tile. `order` says which tiles come one after the other:
-    those of a column of them ("columns", where it is left out) or of a row ("rows").
+    dot before kept there, which has the same n and register tile, and as many rows or a part of them. `order` says
+    which tiles come one after the other: those of a column of them ("columns", where it is left out) or of a row
+    ("rows").
     """
 
     name = "tile.dot"

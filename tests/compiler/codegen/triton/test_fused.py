@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -122,3 +124,17 @@ def test_the_compute_library_scheduled_for_any_chip_runs_on_blocks(tr, name, chi
             np.testing.assert_allclose(got, want, atol=1e-6 * np.abs(want).max())
         for made in program.sources.values():
             assert all("ptx" in stages for stages in compile_offline(made, tr.SM90).values())
+
+
+@pytest.mark.parametrize("bits", ["float32", "bfloat16"])
+def test_attention_scheduled_for_a_matrix_unit_in_many_blocks(tr, bits):
+    """Values packed block by block into one piece of scratch, of which products read a part."""
+    amx = targets.get("x86-64-amx")
+    small = replace(amx, caches=tuple(replace(c, bytes=4096) for c in amx.caches))
+    fn = lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True)  # noqa: E731
+    args = [leaf(1, 1, 70, 40, dtype=getattr(torch, bits), seed=i) for i in range(3)]
+    for program in tr.capture(fn, *args, target=small):
+        for how in ("tile", "triton"):
+            for got, want in zip(program.run(how, tr.SM90), program.expected(), strict=True):
+                near = 1e-6 if bits == "float32" else 2e-2
+                np.testing.assert_allclose(got, want, atol=near * max(1.0, np.abs(want).max()))
