@@ -12,7 +12,7 @@ from xdsl.dialects.builtin import bf16, f32
 
 from luban import targets
 from luban.compiler import apply_arch_specific_opts, compile_to_binary, generate_tiled_ir
-from luban.kernels.gemm_schedule import Shape, choose
+from luban.kernels.gemm_schedule import SCRATCH, Shape, choose
 from luban.targets.target import Cache
 
 HOST = targets.get("native")
@@ -74,7 +74,8 @@ def test_blocks_are_whole_tiles_that_fit(chip, dtype, sizes, batch, cores):
     assert s.depth % t.k_multiple == 0, "a pass ends where a group of k does"
     assert isinstance(k, int) or s.kc == s.depth, "what is unknown is worked through pass by pass"
     size = 4 if dtype == f32 else 2
-    assert not s.pack_b or s.nc == t.nr or s.nc * min(s.kc, numbers[2]) * size <= chip.l2_bytes
+    assert not s.pack_b or s.nc == t.nr or s.nc * min(s.depth, numbers[2]) * size <= chip.l2_bytes
+    assert not s.pack_b or s.nc == t.nr or s.nc * min(s.kc, numbers[2]) * size <= SCRATCH
     tasks = batch * -(-numbers[0] // s.share_m) * -(-numbers[1] // s.share_n)
     widest = batch * -(-numbers[0] // t.mr) * -(-numbers[1] // t.nr)
     assert tasks >= min(cores, widest) / 2, "no half of the cores stands idle"

@@ -63,7 +63,7 @@ AMX = replace(
     # Measured on this chip: its vdpbf16ps does half the products of the float32 fma.
     dot_units=(FMA, replace(BF16_DOT, rate=0.5), FP16_FMA, INT8_DOT, AMX_BF16, AMX_INT8),
     matrix_unit="amx",
-    verified="compiled only",
+    verified="native",
     description="x86-64 with AMX tiles: Sapphire Rapids and later",
 )
 
