@@ -73,7 +73,7 @@ class Forward(AttentionWriter):
             self.packed_v = b.alloc(self.key_blocks * self.value_panel, t.element)
             with self.each_block(b.dim(p.keys), self.key_block) as (index, k0, keys):
                 at = b.mul(index, b.dim(self.value_panel))
-                self.pack_features(self.rows(V, self.base[V], k0), keys, self.packed_v, at, self.key_block)
+                self.pack_features(self.rows(V, self.base[V], k0), keys, self.packed_v, at, self.key_block, p.keys)
 
     def _query_block(self, q0: SSAValue, rows: SSAValue, shift: SSAValue | None) -> None:
         b, p = self.b, self.problem

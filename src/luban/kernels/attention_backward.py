@@ -106,7 +106,7 @@ class _Backward(AttentionWriter):
                 pack_b(b, self.score_tile, self._rows(operand, q0), rows, b.dim(p.size), scratch, at)
             for operand in (o for o in self.packed if o != K):
                 self.pack_features(
-                    self._rows(operand, q0), rows, self.packed[operand], self._at(operand, index), c.queries
+                    self._rows(operand, q0), rows, self.packed[operand], self._at(operand, index), c.queries, p.queries
                 )
         with self._blocks(p.keys, c.keys) as (_, k0, keys):
             self._key_block(k0, keys)
@@ -156,7 +156,7 @@ class _Backward(AttentionWriter):
         for partial in self.partial:
             self.clear(partial, up(c.keys, self.tile.mr) * up(p.size, self.tile.nr))
         if K in self.packed:
-            self.pack_features(self._rows(K, k0), keys, self.packed[K], b.dim(0), c.keys)
+            self.pack_features(self._rows(K, k0), keys, self.packed[K], b.dim(0), c.keys, p.keys)
         first = b.binary(arith.DivUIOp, k0, b.dim(c.queries)) if p.causal else None
         with self._blocks(p.queries, c.queries, first) as (index, q0, rows):
             seen = keys

@@ -186,11 +186,17 @@ class AttentionWriter(Evaluator):
         pack_b(b, s, rows, b.dim(p.keys), b.dim(p.size), scratch)
         return scratch
 
-    def pack_features(self, rows: Matrix, count: SSAValue, scratch: SSAValue, at: SSAValue, most: int) -> None:
-        """So many rows packed as columns of features over positions, in panels with room for `most` positions.
+    def pack_features(
+        self, rows: Matrix, count: SSAValue, scratch: SSAValue, at: SSAValue, most: int, length: Dim
+    ) -> None:
+        """So many rows of `length` packed as columns of features over positions, in panels with room for `most`.
 
-        Panel by panel: their distance is the same in a block with fewer rows, which a product may take a part of.
+        Panel by panel where blocks may have fewer rows: their distance stays the same then. At once where all are full,
+        since that reads the rows in order.
         """
+        if isinstance(length, int) and length % most == 0 and most % self.tile.k_multiple == 0:
+            pack_b(self.b, self.tile, self.features(rows), self.b.dim(self.problem.size), count, scratch, at)
+            return
         b, t, size = self.b, self.tile, self.problem.size
         width, room = t.panel_b or t.nr, -(-most // t.k_multiple) * t.k_multiple
         with b.loop(b.dim(0), b.dim(-(-size // width)), "serial") as turn:
