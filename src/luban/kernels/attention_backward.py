@@ -71,6 +71,10 @@ class _Backward(AttentionWriter):
         self.sum_q = b.alloc(p.queries * p.size, f32)
         self.pitch = c.queries + self.request.target.line_bytes // bytes_of(self.dtype)
         self.weights, self.scores = (b.alloc(c.keys * self.pitch, self.dtype) for _ in range(2))
+        self.products, self.product_pitch = self.scores, self.pitch  # in float32 they are overwritten
+        if self.dtype != f32:
+            self.product_pitch = c.queries + self.request.target.line_bytes // 4
+            self.products = b.alloc(c.keys * self.product_pitch, f32)
         self.partial = [b.alloc(up(c.keys, t.mr) * up(p.size, t.nr), f32) for _ in range(2)]
         self.turned = None if t.any_a else b.alloc(panel_elements(t, t.mr, c.queries, c.keys), t.element)
         blocks = floordiv(p.queries + (c.queries - 1), c.queries)
@@ -165,14 +169,17 @@ class _Backward(AttentionWriter):
                 whole = b.mul(b.binary(arith.DivUIOp, ahead, b.dim(self.tile.mr)), b.dim(self.tile.mr))
                 seen = b.minimum(keys, whole)
             pair = Pair(k0, seen, q0, rows, index)
+            self._value_products(pair)
             self._weights(pair)
-            self._score_gradients(pair)
             self._products(pair)
         for result, partial in zip((1, 2), self.partial[::-1], strict=True):
             self._give(result, partial, k0, keys)
 
     def _weights(self, pair: Pair) -> None:
-        """weights = exp(scores - lse), keys as rows. Only where queries may come before keys something is hidden."""
+        """weights = exp(scores - lse) and the gradients of scores, keys as rows.
+
+        Only where queries may come before keys something is hidden.
+        """
         b, p = self.b, self.problem
         biased = self.biased_scores
 
@@ -188,7 +195,11 @@ class _Backward(AttentionWriter):
                 found = weight(b, value, self.dtype)
                 if masked:
                     found = b.select(b.less(query, key), b.constant(0.0, f32), found)
-                b.store(self.narrow(found, self.dtype), self.weights, [i, column], [self.pitch, 1])
+                for value, buffer in (
+                    (found, self.weights),
+                    (self._score_gradient(found, i, column, query), self.scores),
+                ):
+                    b.store(self.narrow(value, self.dtype), buffer, [i, column], [self.pitch, 1])
 
             left = self.left_rows(K, self.base[K], pair.k0, pair.keys)
             dot(b, self.score_tile, left, self._columns(Q, pair, first), (pair.keys, columns, b.dim(p.size)), keep)
@@ -212,19 +223,22 @@ class _Backward(AttentionWriter):
             at = b.add(at, b.mul(tiles, b.dim(panel_elements(s, s.nr, s.nr, self.problem.size))))
         return Matrix(self.columns[operand], at, 0, 0, s.panel_b or s.nr)
 
-    def _score_gradients(self, pair: Pair) -> None:
-        """scores' gradient = weights * (scale * grad_out . value - delta)."""
+    def _value_products(self, pair: Pair) -> None:
+        """grad_out . value in float32, as it comes: the weights turn it into score gradients."""
         b, p = self.b, self.problem
 
         def keep(acc: SSAValue, i: SSAValue, j: SSAValue) -> None:
-            found = self.widen(b.load(self.weights, [i, j], [self.pitch, 1]))
-            scaled = b.binary(arith.MulfOp, acc, b.constant(p.scale, f32))
-            centred = b.binary(arith.SubfOp, scaled, b.load(self.delta, [b.add(pair.q0, j)], [1]))
-            value = self.narrow(b.binary(arith.MulfOp, found, centred), self.dtype)
-            b.store(value, self.scores, [i, j], [self.pitch, 1])
+            b.store(acc, self.products, [i, j], [self.product_pitch, 1])
 
         left = self.left_rows(V, self.base[V], pair.k0, pair.keys)
         dot(b, self.score_tile, left, self._columns(GRAD, pair), (pair.keys, pair.rows, b.dim(p.size)), keep)
+
+    def _score_gradient(self, weight: SSAValue, key: SSAValue, column: SSAValue, query: SSAValue) -> SSAValue:
+        """weight * (scale * grad_out . value - delta), from the weight before it is rounded."""
+        b = self.b
+        product = b.load(self.products, [key, column], [self.product_pitch, 1])
+        scaled = b.binary(arith.MulfOp, product, b.constant(self.problem.scale, f32))
+        return b.binary(arith.MulfOp, weight, b.binary(arith.SubfOp, scaled, b.load(self.delta, [query], [1])))
 
     def _products(self, pair: Pair) -> None:
         """What a block gives to the gradients: sums of keys and values stay in register tiles."""
