@@ -68,9 +68,8 @@ SPEED = {"fma": 32.0, "bf16_dot": 64.0, "bfdot": 64.0, "amx": 512.0}
 STREAM_ROWS = 8  # rows of A up to which a product is no more than reading B
 FEW_ROWS = 64  # rows up to which packing B is most of the work: long pieces of its rows, pass by pass over k
 STREAMS = 8  # rows of B read side by side: the prefetchers follow as many streams
-SCRATCH = (
-    16 << 20
-)  # bytes that packed B takes at most: beyond the second-level cache it is read again for each block of rows
+# Bytes that packed B takes at most: what is beyond the second-level cache is read again for each block of rows.
+SCRATCH = 16 << 20
 
 
 def choose(

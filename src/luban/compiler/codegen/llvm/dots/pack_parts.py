@@ -10,8 +10,8 @@ from __future__ import annotations
 from luban.compiler.codegen.llvm.dots.flow import mangled
 from luban.compiler.codegen.llvm.dots.fma import widen
 from luban.compiler.codegen.llvm.emitter import Function
+from luban.compiler.ir.tile import PARTS
 
-PARTS = ("high", "low", "finite")
 LARGEST = "0x47EFE00000000000"  # of bfloat16, as LLVM writes a float
 INFINITY = "0x7FF0000000000000"
 
@@ -44,3 +44,6 @@ def part_of(fn: Function, part: str, value: str, lanes: int, narrow) -> str:
         return select(finite, high, zero, "i16")
     rest = fn.op(f"fsub {of('float')} {held}, {widen(fn, high, 'bfloat', 'float', lanes)}")
     return select(finite, narrow(rest), zero, "i16")
+
+
+__all__ = ["PARTS", "part_of"]
