@@ -10,9 +10,11 @@ import types
 
 import pytest
 
+from luban.bench import BENCHES
 from luban.cli import main as cli
 from luban.cli import output
 from luban.errors import ConfigError, LubanError
+from luban.recipes import RECIPES
 
 
 @pytest.fixture
@@ -96,6 +98,43 @@ def test_wrong_usage(command, capsys):
     assert cli.main(["doctr", "--json"]) == 2
     assert json.loads(capsys.readouterr().out)["ok"] is False
     assert cli.main(["--version"]) == 0
+
+
+@pytest.mark.parametrize(
+    "argv, reason",
+    [
+        ("probe --count many", "argument --count: invalid int value: 'many'; see `luban probe --help`"),
+        ("probe --count", "argument --count: expected one argument; see `luban probe --help`"),
+        ("probe --coun 3", "unrecognized arguments: --coun 3; did you mean --count?; see `luban probe --help`"),
+        ("probe extra", "unrecognized arguments: extra; see `luban probe --help`"),
+        ("train", f"the following arguments are required: RECIPE ({' or '.join(RECIPES)}); see `luban train --help`"),
+        ("bench", f"the following arguments are required: NAME ({' or '.join(BENCHES)}); see `luban bench --help`"),
+        (
+            "train gpt --stepz=3",
+            "unrecognized arguments: --stepz=3; did you mean --steps?; see `luban train gpt --help`",
+        ),
+        (
+            "train gtp",
+            f"argument RECIPE: invalid choice: 'gtp' (choose from {str(list(RECIPES))[1:-1]}); see `luban train --help`",
+        ),
+    ],
+)
+def test_wrong_usage_is_one_sentence_and_one_object(command, capsys, argv, reason):
+    assert cli.main(argv.split()) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err == f"luban: {reason}\n"
+    assert cli.main([*argv.split(), "--json"]) == 2
+    out, err = capsys.readouterr()
+    assert json.loads(out) == {"ok": False, "error": reason} and err == f"luban: {reason}\n"
+
+
+def test_an_interruption_is_one_object_too(command, capsys):
+    def run(args):
+        raise KeyboardInterrupt
+
+    command.run = run
+    assert cli.main(["probe", "--json"]) == 130
+    assert json.loads(capsys.readouterr().out) == {"ok": False, "error": "interrupted"}
 
 
 def test_the_overview_names_every_command(capsys):

@@ -16,7 +16,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """One subcommand a bench."""
     choices = parser.add_subparsers(dest="bench", metavar="NAME", required=True)
     for bench in BENCHES.values():
-        own = choices.add_parser(bench.name, help=bench.measures, description=bench.measures, allow_abbrev=False)
+        own = choices.add_parser(bench.name, help=bench.measures, description=bench.measures)
         importlib.import_module(bench.module).configure(own)
         add_json(own)
 

@@ -28,6 +28,7 @@ from typing import Any
 
 from luban import __version__
 from luban.cli import output
+from luban.cli.usage import Parser
 from luban.errors import ConfigError, LubanError
 
 _SOURCE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -62,20 +63,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         command = importlib.import_module(f"luban.cli.{name}")
         args = _parser(name, command).parse_args(argv[1:])
         return _run(command, args)
-    except SystemExit as e:  # argparse ends this way: 0 after --help, 2 for wrong usage
+    except SystemExit as e:  # argparse ends this way after --help
         return e.code if isinstance(e.code, int) else 2
     except BrokenPipeError:  # the reader of our output is gone, as in `luban ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
-        print("luban: interrupted", file=sys.stderr)
-        return 130
+        return _say("interrupted", 130, "--json" in argv)
     except Exception as e:
         return _fail(e, json_wanted="--json" in argv)
 
 
 def _parser(name: str, command: ModuleType) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=f"luban {name}", description=COMMANDS[name], allow_abbrev=False)
+    parser = Parser(prog=f"luban {name}", description=COMMANDS[name])
     command.configure(parser)
     add_json(parser)
     return parser
@@ -137,7 +137,7 @@ def _plain_warnings() -> Iterator[None]:
 
 
 def _fail(error: Exception, json_wanted: bool = False) -> int:
-    """One sentence on stderr, for a script also one object on stdout; a traceback only when asked for."""
+    """Says what went wrong in one sentence; a traceback only when asked for."""
     if os.environ.get("LUBAN_DEBUG") == "1":
         traceback.print_exception(error)
     if isinstance(error, LubanError):
@@ -145,10 +145,15 @@ def _fail(error: Exception, json_wanted: bool = False) -> int:
     else:
         reason = " ".join(str(error).split())[:300]
         message = f"unexpected {type(error).__name__}: {reason}; LUBAN_DEBUG=1 shows where"
+    return _say(message, 2 if isinstance(error, ConfigError) else 1, json_wanted)
+
+
+def _say(message: str, code: int, json_wanted: bool) -> int:
+    """One line on stderr, for a script also one object on stdout; gives the exit code back."""
     print(f"{output.paint('luban:', 'red', sys.stderr)} {message}", file=sys.stderr)
     if json_wanted:
         print(json.dumps({"ok": False, "error": message}))
-    return 2 if isinstance(error, ConfigError) else 1
+    return code
 
 
 def _overview() -> str:

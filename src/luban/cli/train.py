@@ -15,7 +15,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """One subcommand a recipe, each with its own options beside the common ones."""
     choices = parser.add_subparsers(dest="recipe", metavar="RECIPE", required=True)
     for recipe in recipes.RECIPES.values():
-        own = choices.add_parser(recipe.name, help=recipe.trains, description=recipe.trains, allow_abbrev=False)
+        own = choices.add_parser(recipe.name, help=recipe.trains, description=recipe.trains)
         recipes.common_arguments(own)
         importlib.import_module(recipe.options).configure(own)
         add_json(own)
