@@ -138,7 +138,7 @@ def emit_text(
         "temps": [{"bytes": _plain(life.bytes)} for life in lives],
         "arena": {"bytes": _plain(arena.bytes), "offsets": [_plain(o) for o in arena.offsets]},
         "kernels": [
-            {"name": c.kernel, "kind": "generated", "flops": low.flops, "bytes": low.bytes}
+            {"name": c.kernel, "kind": "generated", "flops": _plain(low.flops), "bytes": _plain(low.bytes)}
             for c, (low, _, _) in zip(calls, kernels.calls)
         ],
     }

@@ -98,10 +98,7 @@ class AttentionWriter(Evaluator):
         results = {v: r for v, r in zip(yields.operands, self.request.group.results, strict=True)}  # type: ignore[union-attr]
         outputs = tuple(results[v] for v in self.leaving)
         moved = [product(v.type.shape) * bytes_of(v.type.dtype) for v in (*self.external, *outputs)]  # type: ignore[attr-defined]
-        total = sum(n for n in moved if isinstance(n, int))
-        return Lowered(
-            self.b.finish(), tuple(self.external), outputs, (), flops if isinstance(flops, int) else 0, total
-        )
+        return Lowered(self.b.finish(), tuple(self.external), outputs, (), flops, sum(moved))
 
     def head_base(self, operand: int, batch: SSAValue, head: SSAValue) -> SSAValue:
         """The first element of an operand's head."""

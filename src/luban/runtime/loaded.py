@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -46,6 +47,7 @@ class LoadedProgram:
         self._image = image
         self._entry = _ENTRY_TYPE(image.lookup(programs.ENTRY))
         self._plans: dict[tuple[int, ...], Plan] = {}
+        self._facts: dict[bytes, list[dict[str, Any]]] = {}
         self._sources = self.signature.sources
         self._torch: Any = None
 
@@ -110,11 +112,24 @@ class LoadedProgram:
             self._entry(arguments, plan.symbols, base, plan.offsets, _call.address)
         finally:
             _call.struct[1] = 0
-        for i, kernel in enumerate(kernels):
+        for i, (kernel, facts) in enumerate(zip(kernels, self._facts_of(plan), strict=True)):
             if not stamps[2 * i + 1]:
                 break  # the program stopped before
-            facts = {key: kernel[key] for key in ("kind", "flops", "bytes") if key in kernel}
             events.span(kernel["name"], "kernel", stamps[2 * i], stamps[2 * i + 1], program=self.program.name, **facts)
+
+    def _facts_of(self, plan: Plan) -> list[dict[str, Any]]:
+        """What the spans of the kernels say besides their times; computed once for each set of sizes."""
+        found = self._facts.get(plan.symbols)
+        if found is None:
+            if len(self._facts) >= _PLANS_KEPT:
+                self._facts.clear()
+            names = self.signature.symbols
+            sizes = dict(zip(names, struct.unpack(f"{len(names)}q", plan.symbols), strict=True))
+            found = self._facts[plan.symbols] = [
+                {**({"kind": k["kind"]} if "kind" in k else {}), **programs.work(k, sizes)}
+                for k in self.program.kernels
+            ]
+        return found
 
     def _fail(self) -> None:
         status, _call.status.value = _call.status.value, 0

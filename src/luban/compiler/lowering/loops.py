@@ -41,15 +41,14 @@ def lower(request: Request) -> Lowered:
     emitter.emit()
     results = {v: r for v, r in zip(yields.operands, request.group.results)}  # type: ignore[union-attr]
     outputs = tuple(results[v] for v in leaving)
-    moved = sum(_bytes(v) for v in (*emitter.external, *outputs))
+    moved: Dim = sum(_bytes(v) for v in (*emitter.external, *outputs))
     return Lowered(
         emitter.b.finish(), tuple(emitter.external), outputs, tuple(emitter.workspaces), emitter.flops(), moved
     )
 
 
-def _bytes(value: SSAValue) -> int:
-    size = product(value.type.shape)  # type: ignore[attr-defined]
-    return size * bytes_of(value.type.dtype) if isinstance(size, int) else 0  # type: ignore[attr-defined]
+def _bytes(value: SSAValue) -> Dim:
+    return product(value.type.shape) * bytes_of(value.type.dtype)  # type: ignore[attr-defined]
 
 
 class _Emitter(Evaluator):
@@ -93,14 +92,12 @@ class _Emitter(Evaluator):
         """Accumulators a chunk of a late reduction needs."""
         return 1 if is_full_reduction(member, self.passes) else product(a.size for a in self.passes.columns)
 
-    def flops(self) -> int:
-        """Scalar operations, where all sizes are numbers."""
-        rows = product(a.size for a in self.passes.rows)
-        total = 0
-        for m in self.group.members:
-            points = rows if is_row_member(m, self.passes.columns) else self._elements()
-            total += len(list(m.op.regions[0].block.ops)) * points if isinstance(points, int) else 0
-        return total
+    def flops(self) -> Dim:
+        """Scalar operations."""
+        rows, every = product(a.size for a in self.passes.rows), self._elements()
+        at_rows = [is_row_member(m, self.passes.columns) for m in self.group.members]
+        counts = [len(list(m.op.regions[0].block.ops)) for m in self.group.members]
+        return sum(n * (rows if low else every) for n, low in zip(counts, at_rows, strict=True))
 
     def _role(self, iterations: Dim) -> str:
         elements = self._elements()

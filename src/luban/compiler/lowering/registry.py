@@ -36,14 +36,17 @@ class Request:
 
 @dataclass(frozen=True)
 class Lowered:
-    """A kernel and what its buffers stand for: graph values read, results written, then workspaces of so many bytes."""
+    """A kernel and what its buffers stand for: graph values read, results written, then workspaces of so many bytes.
+
+    `flops` and `bytes` are the work and the traffic of one call, expressions where sizes are open.
+    """
 
     kernel: tile.KernelOp
     inputs: tuple[SSAValue, ...]
     outputs: tuple[SSAValue, ...]
     workspaces: tuple[Dim, ...] = field(default=())
-    flops: int = 0
-    bytes: int = 0
+    flops: Dim = 0
+    bytes: Dim = 0
 
 
 Builder = Callable[[Request], Lowered]
