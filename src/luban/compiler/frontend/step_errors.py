@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from luban.errors import ConfigError, LubanError, UnsupportedOperatorError
+from luban.errors import ConfigError, LubanError, UnsupportedOperatorError, memory_wanted
 
 _EAGER = 'train with torch.compile(model, backend="luban") and an eager update, which runs them in eager'
 _TRACERS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.proxy_tensor")
@@ -27,6 +27,8 @@ def step_errors(inputs: Sequence[Any]) -> Iterator[None]:
     except LubanError:
         raise
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        if memory_wanted(error) is not None:
+            raise
         reason = " ".join(str(error).split("\n")[0].split()).rstrip(".") or type(error).__name__
         shown = ", ".join(map(_described, inputs))
         raise ConfigError(

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from luban import __version__, events
-from luban.errors import ConfigError, LubanError, NanError
+from luban.errors import ConfigError, LubanError, NanError, OutOfMemoryError, memory_wanted
 from luban.recipes import checkpoint, rundir
 from luban.recipes.gpt import data, nan, steps
 from luban.recipes.gpt.model import GPT, make_optimizer
@@ -56,14 +56,38 @@ def train(options: Options, progress: Callable[[int, int], Any]) -> dict[str, An
     """
     check(options)
     folder = Path(options.run_dir)
-    with rundir.locked(folder), Interrupt() as interrupt:
-        if not options.resume and (folder / "config.json").exists():
+    with rundir.locked(folder), Interrupt() as interrupt, _within_memory(options):
+        if not options.resume and _holds_run(folder):
             raise ConfigError(f"{folder} already holds a run; continue it with --resume or choose another --out")
         job = _set_up(options, folder)
         rundir.write_json(folder / "config.json", dataclasses.asdict(options))
         began = time.perf_counter()
         compiled = _run(job, interrupt, progress(options.steps, job.done))
         return _finish(job, time.perf_counter() - began, interrupt.asked, compiled)
+
+
+def _holds_run(folder: Path) -> bool:
+    """Whether there is something to lose: a checkpoint or a step that was made. A start that failed at once is not."""
+    metrics = folder / "metrics.jsonl"
+    return bool(checkpoint.steps(folder / "checkpoints")) or (metrics.exists() and metrics.stat().st_size > 0)
+
+
+@contextlib.contextmanager
+def _within_memory(options: Options) -> Iterator[None]:
+    """Says in one sentence that memory ran out, whoever found out: torch, Python or a program's arena."""
+    try:
+        yield
+    except Exception as error:
+        wanted = memory_wanted(error)
+        if wanted is None:
+            raise
+        kept = checkpoint.steps(Path(options.run_dir) / "checkpoints")
+        where = f"; the checkpoint of step {kept[-1]} is intact" if kept else ""
+        raise OutOfMemoryError(
+            f"the training of {options.layers} layers of width {options.width} on batches of {options.batch} sequences of "
+            f"{options.context} tokens ran out of memory ({wanted}); "
+            f"choose a smaller --batch or --context, or a smaller model{where}"
+        ) from error
 
 
 def _set_up(options: Options, folder: Path) -> Job:
