@@ -95,7 +95,10 @@ def one_of(what: str, given: Sequence[str], known: Sequence[str]) -> None:
 
 def comma_list(text: str) -> list[str]:
     """A command line's list of names."""
-    return [item for item in text.split(",") if item]
+    found = list(dict.fromkeys(item.strip() for item in text.split(",") if item.strip()))
+    if not found:
+        raise argparse.ArgumentTypeError(f"{text!r} names nothing")
+    return found
 
 
 def number(value: float | None, form: int | str) -> str:
