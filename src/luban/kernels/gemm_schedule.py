@@ -10,6 +10,7 @@ from xdsl.ir import Attribute
 from luban.compiler.ir.dtypes import bytes_of
 from luban.kernels.dot_writer import packed_depth
 from luban.kernels.register_tiles import RegisterTile, fit, register_tile, split_tile, streaming_tile
+from luban.kernels.tuning.kept import kept_gemm
 from luban.symbolic import Dim
 from luban.targets.target import Target
 
@@ -72,6 +73,7 @@ STREAMS = 8  # rows of B read side by side: the prefetchers follow as many strea
 SCRATCH = 16 << 20
 
 
+@kept_gemm
 def choose(
     target: Target,
     shape: Shape,

@@ -116,6 +116,11 @@ def resolve(args: argparse.Namespace) -> Options:
     return options
 
 
+def of_size(quick: bool, **chosen: Any) -> Options:
+    """The default size, or the quick one, without a run directory."""
+    return Options(**{**(_QUICK if quick else _FULL), "run_dir": "", **chosen})
+
+
 def check(options: Options) -> None:
     """Raises ConfigError, in one sentence, for a choice that cannot work."""
     if options.workers > 1:
