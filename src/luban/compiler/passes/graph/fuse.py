@@ -41,6 +41,7 @@ class Plan:
     readers: dict[SSAValue, list[int]] = field(default_factory=dict)
     writer: dict[SSAValue, int] = field(default_factory=dict)
     waiting: dict[SSAValue, Operation] = field(default_factory=dict)
+    turns: dict[int, set[int]] = field(default_factory=dict)  # groups that hold an operation of a turn
 
     def add(self, op: Operation) -> None:
         """Places `op`; a map that no group which makes its operands takes in waits until somebody wants its result."""
@@ -126,10 +127,11 @@ class Plan:
         return True
 
     def _before(self, ops: list[Operation], needs: set[int]) -> set[int]:
-        """Groups that must run before: producers, and readers of what gets overwritten."""
-        return needs | {
-            g for op in ops for r in op.results if r in self.targets for g in self.readers.get(self.targets[r], ())
-        }
+        """Groups that must run before: producers, readers of what gets overwritten, and all of an earlier turn."""
+        overwritten = [self.targets[r] for op in ops for r in op.results if r in self.targets]
+        turn = max((_turn(op) for op in ops), default=0)
+        earlier = {g for t, groups in self.turns.items() if t < turn for g in groups}
+        return needs | earlier | {g for v in overwritten for g in self.readers.get(v, ())}
 
     def _place(self, op: Operation) -> None:
         """Puts `op` into the first group that takes it, else into a new one."""
@@ -166,6 +168,8 @@ class Plan:
 
     def _settle(self, op: Operation, g: int, before: int) -> None:
         self.operations[g].append(op)
+        if graph.TURN in op.attributes:
+            self.turns.setdefault(_turn(op), set()).add(g)
         for result in op.results:
             self.home[result] = g
             self.waiting.pop(result, None)
@@ -190,6 +194,10 @@ class Plan:
             for other, bits in enumerate(self.ancestors):
                 if bits >> g & 1:
                     self.ancestors[other] |= self.ancestors[g]
+
+
+def _turn(op: Operation) -> int:
+    return op.attributes[graph.TURN].data if graph.TURN in op.attributes else 0  # type: ignore[attr-defined]
 
 
 def _widest_first(ops: list[Operation]) -> list[Operation]:
