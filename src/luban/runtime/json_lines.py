@@ -43,6 +43,12 @@ def read(path: Path, accepts: Callable[[Line], bool] = lambda line: True) -> lis
     return found
 
 
+def ensure(path: Path) -> None:
+    """Makes the file where there is none. Raises LubanError when it cannot be written."""
+    with _locked(path), path.open("ab"):
+        pass
+
+
 def append(path: Path, line: Line) -> None:
     """Adds an object. Raises LubanError when the file cannot be written."""
     raw = json.dumps(line, separators=(",", ":")).encode() + b"\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import make_dataclass, replace
 
 import pytest
@@ -154,6 +155,18 @@ def test_an_operand_of_another_type_is_always_packed():
     for chip in CHIPS:
         for tile in rules.gemm_tiles(chip, workload):
             assert not rules.may_read(tile, workload)[0]
+
+
+def test_fields_of_other_versions_are_written_and_read():
+    """Flags, texts, fractions, lists and what may be left out: a schedule may get any of them."""
+    kind = make_dataclass(
+        "Kind", [("tile", object), ("a", int), ("b", tuple), ("c", float), ("d", object)], frozen=True
+    )
+    tiles = rules.gemm_tiles(NATIVE, WORKLOAD)
+    one, base = kind(tiles[0], 3, (1, 2), 0.5, None), kind(tiles[-1], 1, (), 1.0, 8)
+    data = json.loads(json.dumps(codec.encode(one)))
+    assert codec.decode(base, data, tiles) == one
+    assert codec.decode(base, {**data, "b": 3}, tiles) is None and codec.decode(base, {**data, "c": "x"}, tiles) is None
 
 
 def test_a_space_is_named_after_its_fields():

@@ -7,7 +7,7 @@ import torch
 
 import luban
 from luban import targets
-from luban.errors import ConfigError, TargetError
+from luban.errors import ConfigError, LubanError, TargetError
 from luban.kernels.tuning import codec, collect, measured, programs, search, trial, tune
 from luban.kernels.tuning.family import family
 from luban.kernels.tuning.workload import Workload, read
@@ -140,7 +140,7 @@ def test_tuning_keeps_an_entry_and_goes_on(quick, monkeypatch):
         assert row["schedule"] == own.in_use and schedules.entries() == []
     again = tune.tune({WORKLOADS[0]: 2}, 0.01)["rows"][0]
     lines = [(line["base"], schedules.digest(line["schedule"])) for line in json_lines.read(measured.path())]
-    assert len(set(lines)) == len(lines) == row["measured"] + again["measured"], "none is measured twice"
+    assert len(set(lines)) == row["measured"] + again["measured"], "what the log knows is not measured again"
 
 
 def test_the_heaviest_comes_first_and_what_was_not_reached_is_said(quick):
@@ -166,6 +166,14 @@ def test_only_this_machines_chip_can_be_measured():
     with pytest.raises(TargetError, match="this machine is no kunpeng-920; run `luban tune` there"):
         tune.this_machine("kunpeng-920")
     assert tune.this_machine("native") == NATIVE
+
+
+def test_a_folder_that_cannot_be_written_is_said_before_anything_is_measured(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("LUBAN_TUNING_DIR", str(tmp_path / "file"))
+    monkeypatch.setattr(tune, "family", lambda *_: pytest.fail("something was measured"))
+    with pytest.raises(LubanError, match="cannot be written .*LUBAN_TUNING_DIR"):
+        tune.tune({WORKLOADS[0]: 1}, 1.0)
 
 
 def test_the_workloads_of_a_function_with_their_calls():

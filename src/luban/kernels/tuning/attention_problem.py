@@ -63,20 +63,24 @@ class AttentionProblem:
         if self.workload.op == ATTENTION:
             return flat
         _, q, k, v, out = self._rows(flat)
-        exact, sums = self._forward(q.double(), k.double(), v.double())
-        out.copy_(exact)
-        return [*flat, sums.float().reshape(-1)]
+        entries = [self._forward(*(r[i : i + 1].double() for r in (q, k, v))) for i in range(self.workload.shape[0])]
+        out.copy_(torch.cat([exact for exact, _ in entries]))
+        return [*flat, torch.cat([sums for _, sums in entries]).float().reshape(-1)]
 
     def reference(self, operands: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
-        rows = [r.double() for r in self._rows(operands[: len(self.views)])]
-        if self.workload.op == ATTENTION:
-            right = self._forward(*rows)
-        else:
-            grad, *rest = rows[:4]
-            leaves = [r.requires_grad_() for r in rest]
-            right = torch.autograd.grad(self._forward(*leaves)[0], leaves, grad)
+        rows = self._rows(operands[: len(self.views)])
+        entries = [self._right([r[i : i + 1].double() for r in rows]) for i in range(self.workload.shape[0])]
+        right = [torch.cat(parts) for parts in zip(*entries, strict=True)]
         allowed = TOLERANCE[self.workload.dtypes[0]]
         return [(want.float(), allowed * want.abs().max().float().clamp_min(1e-30)) for want in right]
+
+    def _right(self, rows: list[Tensor]) -> tuple[Tensor, ...]:
+        """The results of one batch entry: all scores of all of them may not fit the memory."""
+        if self.workload.op == ATTENTION:
+            return self._forward(*rows)
+        grad, *rest = rows[:4]
+        leaves = [r.requires_grad_() for r in rest]
+        return torch.autograd.grad(self._forward(*leaves)[0], leaves, grad)
 
     def _rows(self, flat: list[Tensor]) -> list[Tensor]:
         return [torch.as_strided(t, *view) for t, view in zip(flat, self.views, strict=True)]

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from luban.kernels.register_tiles import RegisterTile
 
 S = TypeVar("S", bound=Any)
-PLAIN = (int, str, bool, type(None))
+PLAIN = (int, float, str, bool, type(None))
 
 
 def encode(schedule: Any) -> dict[str, Any]:
@@ -38,6 +38,8 @@ def decode(base: S, data: dict[str, Any], tiles: Iterable[RegisterTile]) -> S | 
             value = by_text.get(value) if isinstance(value, str) else None
             if value is None:
                 return None
+        elif isinstance(like, tuple) and isinstance(value, (list, tuple)):  # JSON has lists only
+            value = tuple(value)
         elif type(value) is not type(like) and not (None in (value, like) and type(value) in PLAIN):
             return None
         values[field.name] = value

@@ -67,7 +67,7 @@ def _gemm(workload: Workload, target: Target) -> Family:
     return Family(
         kept.gemm_key(target, workload, GemmSchedule),
         derived,
-        tuple(rules.gemm_tiles(target, workload)),
+        (derived.tile, *rules.gemm_tiles(target, workload)),
         lambda s: rules.gemm_holds(s, target, workload),
         lambda s: gemm_space.near(s, target, workload),
     )

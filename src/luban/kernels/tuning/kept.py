@@ -52,7 +52,7 @@ def of_gemm(derived: GemmSchedule, target: Target, found: Workload) -> GemmSched
     data = schedules.lookup(gemm_key(target, found, type(derived)))
     if data is None:
         return derived
-    s = codec.decode(derived, data, rules.gemm_tiles(target, found))
+    s = codec.decode(derived, data, (derived.tile, *rules.gemm_tiles(target, found)))
     return s if s is not None and rules.gemm_holds(s, target, found) else derived
 
 

@@ -68,7 +68,7 @@ def search(
 ) -> Outcome:
     """Looks for a faster schedule for so long. `show` hears how many were tried and the best speed over the derived one."""
     end = clock() + seconds * SEARCHED
-    base = _sure(trial, derived)
+    base = sure(trial, derived)
     tried = refused = 0
     finished = False
     while clock() < end and not finished:
@@ -91,7 +91,8 @@ def _unknown(log: Log, leaders: Sequence[Schedule], near: Callable[[Schedule], l
     return []
 
 
-def _sure(trial: Trial, schedule: Schedule) -> Run:
+def sure(trial: Trial, schedule: Schedule) -> Run:
+    """The kernel with a schedule that is in use. Raises LubanError where its results are wrong."""
     run = trial.prepare(schedule)
     if run is None:
         raise LubanError(f"the schedule that is compiled today gives wrong results: {schedule}; please report this")
@@ -135,7 +136,7 @@ def _last(trial: Trial, log: Log, derived: Schedule, in_use: Schedule, counts: t
     rivals = [s for s in log.best(LEADERS) if s != in_use]
     if derived != in_use:
         rivals.append(derived)
-    current = _sure(trial, in_use)
+    current = sure(trial, in_use)
     running: list[tuple[Schedule, Run, list[float]]] = [
         (s, run, []) for s in rivals if (run := trial.prepare(s)) is not None
     ]
@@ -144,6 +145,9 @@ def _last(trial: Trial, log: Log, derived: Schedule, in_use: Schedule, counts: t
         before.append(current())
         for _, run, ratios in running:
             ratios.append(run() / before[-1])
+    if in_use == derived:  # the more careful numbers stay: who was lucky once leads no further search
+        for schedule, _, ratios in running:
+            log.add(schedule, statistics.median(ratios))
     now = statistics.median(before)
     for schedule, _, ratios in sorted(running, key=lambda one: statistics.median(one[2]))[:1]:
         ratio, won = statistics.median(ratios), sum(r < 1 for r in ratios) / len(ratios)

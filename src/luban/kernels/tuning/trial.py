@@ -33,6 +33,10 @@ class Machine:
             return None
         return self._timed(run) if self._bench.right(run) else None
 
+    def unchecked(self, schedule: Schedule) -> Run:
+        """The kernel with a schedule that is in use, to see how heavy it is."""
+        return self._timed(self._bench.compiled(self.family.key, schedule))
+
     def _timed(self, run: Callable[[int], Any]) -> Run:
         calls = 1
         while (spent := self._seconds(run, calls)) < MOMENT:

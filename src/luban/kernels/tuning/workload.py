@@ -116,17 +116,6 @@ def shared_of(workload: Workload) -> int:
     return int(workload.layout[1].split(":")[1])
 
 
-def flops_of(workload: Workload) -> int:
-    """Floating-point operations: two a product, half of an attention's where it is causal."""
-    count = 2
-    for size in workload.shape:
-        count *= size
-    if workload.op == GEMM:
-        return count
-    products = 2 if workload.op == ATTENTION else 5
-    return count * products // (2 if workload.layout[0] == "causal" else 1)
-
-
 def _numbers(*dims: Dim, least: int = 1) -> tuple[int, ...] | None:
     return tuple(dims) if all(isinstance(d, int) and d >= least for d in dims) else None  # type: ignore[arg-type]
 
