@@ -32,7 +32,7 @@ def shipped(tmp_path, monkeypatch):
     """A shipped table for one family that knows KEY."""
     line = {"chip": KEY.chip, "space": KEY.space, "workload": KEY.workload, "schedule": {"mc": 1}, "gain": 1.5}
     (tmp_path / "x86-64.json").write_text(json.dumps({"entries": [line]}))
-    monkeypatch.setattr(schedules, "_SHIPPED", tmp_path)
+    monkeypatch.setattr(schedules, "SHIPPED_FOLDER", tmp_path)
     schedules._shipped.cache_clear()
     yield
     schedules._shipped.cache_clear()
@@ -62,7 +62,7 @@ def test_the_users_table_wins_over_the_shipped_one(shipped, monkeypatch):
 
 
 def test_what_ships_can_be_read():
-    for path in schedules._SHIPPED.glob("*.json"):
+    for path in schedules.SHIPPED_FOLDER.glob("*.json"):
         lines = json.loads(path.read_text())["entries"]
         assert all(schedules._entry(line) for line in lines), f"{path.name} has an entry that is none"
         assert all(line["chip"].startswith(path.stem + "/") for line in lines)

@@ -75,15 +75,17 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     from luban.kernels.tuning.tune import this_machine, tune
 
     cores = this_machine(args.target).cores
-    progress = Progress("tune", max(1, round(args.seconds)))
+    total = max(1, round(args.seconds))
+    if args.what not in OPERATORS:
+        Progress("tune", total).note(f"compiling a step of {args.what}")
+    workloads = _workloads(args, cores)
+    progress = Progress("tune", total)
     try:
-        progress.note(f"looking for the workloads of {args.what}") if args.what not in OPERATORS else None
-        workloads = _workloads(args, cores)
         return tune(
             workloads,
             args.seconds,
             args.target,
-            lambda gone, what: progress.update(min(round(gone), progress.total - 1), what),
+            lambda gone, what: progress.update(min(round(gone), total - 1), what),
         )
     finally:
         progress.close()

@@ -25,7 +25,7 @@ from luban.targets.target import Target
 
 Schedule = dict[str, Any]
 USER, SHIPPED = "user", "shipped"
-_SHIPPED = Path(__file__).parent / "shipped"
+SHIPPED_FOLDER = Path(__file__).parent / "shipped"
 
 
 @dataclass(frozen=True)
@@ -142,13 +142,13 @@ def table_path() -> Path:
 def entries() -> list[Entry]:
     """All entries that lookups can find, the user's first; what the user's table overrides is left out."""
     own = _user()
-    shipped = [e for family in sorted(_SHIPPED.glob("*.json")) for e in _shipped(family.stem).values()]
+    shipped = [e for family in sorted(SHIPPED_FOLDER.glob("*.json")) for e in _shipped(family.stem).values()]
     return [*own.values(), *(e for e in shipped if e.key not in own)]
 
 
 def store(entry: Entry) -> None:
     """Adds an entry to the user's table. Raises LubanError when the folder cannot be written."""
-    json_lines.append(table_path(), _line(entry))
+    json_lines.append(table_path(), line_of(entry))
 
 
 def clear() -> int:
@@ -158,7 +158,8 @@ def clear() -> int:
     return count
 
 
-def _line(entry: Entry) -> dict[str, Any]:
+def line_of(entry: Entry) -> dict[str, Any]:
+    """An entry as the tables hold it."""
     key = entry.key
     return {
         "chip": key.chip, "space": key.space, "workload": key.workload, "schedule": entry.schedule, **entry.facts
@@ -177,7 +178,7 @@ def _entry(line: dict[str, Any], table: str = USER) -> Entry | None:
 
 @functools.cache
 def _shipped(family: str) -> dict[Key, Entry]:
-    path = _SHIPPED / f"{family}.json"
+    path = SHIPPED_FOLDER / f"{family}.json"
     if not path.is_file():
         return {}
     found = [_entry(line, SHIPPED) for line in json.loads(path.read_text())["entries"]]

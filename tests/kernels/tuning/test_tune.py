@@ -153,6 +153,11 @@ def test_the_heaviest_comes_first_and_what_was_not_reached_is_said(quick):
     assert result["summary"]["workloads"] == 2 and result["summary"]["reached"] == 1
 
 
+def test_what_was_tried_much_waits_for_the_others():
+    heavy, light = (tune.Item(WORKLOADS[0], 1, seconds, tried) for seconds, tried in ((3.0, 160), (1.0, 0)))
+    assert heavy.weight > light.weight and heavy.promise < light.promise
+
+
 def test_an_interruption_keeps_what_is_done(quick, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt

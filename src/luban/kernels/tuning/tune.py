@@ -22,6 +22,7 @@ from luban.runtime.schedules import Entry
 from luban.targets.target import Target
 
 LEAST = 1.0  # seconds without which a workload is not begun
+MANY = 16  # candidates after which half as much is expected of a workload
 LOOKS = 3  # timings that decide how heavy a workload is
 
 Show = Callable[[float, str], None]  # seconds gone, and what is going on
@@ -29,16 +30,22 @@ Show = Callable[[float, str], None]  # seconds gone, and what is going on
 
 @dataclass(frozen=True)
 class Item:
-    """A workload and how often it runs; `seconds` a call as it is compiled today."""
+    """A workload and how often it runs; `seconds` a call as it is compiled today; candidates `tried` so far."""
 
     workload: Workload
     calls: int
     seconds: float
+    tried: int
 
     @property
     def weight(self) -> float:
         """Seconds of all calls."""
         return self.calls * self.seconds
+
+    @property
+    def promise(self) -> float:
+        """What decides who comes first and gets how much time: the weight, less where much was tried before."""
+        return self.weight / (1 + self.tried / MANY)
 
 
 def tune(
@@ -92,18 +99,18 @@ def _weighed(workloads: Mapping[Workload, int], target: Target, show: Callable[[
     """The workloads by the time that they take, the heaviest first."""
     found = []
     for workload, calls in workloads.items():
-        seconds = 1.0
+        seconds, own = 1.0, family(workload, target)
         if len(workloads) > 1:
             show(f"timing {workload}")
-            own = family(workload, target)
             run = Machine(workload, target, own).unchecked(own.in_use)
             seconds = statistics.median(run() for _ in range(LOOKS))
-        found.append(Item(workload, calls, seconds))
-    return sorted(found, key=lambda item: (-item.weight, str(item.workload)))
+        tried = len(Log(own.key, codec.encode(own.derived)).known)
+        found.append(Item(workload, calls, seconds, tried))
+    return sorted(found, key=lambda item: (-item.promise, str(item.workload)))
 
 
 def _tuned(items: list[Item], target: Target, began: float, seconds: float, show: Show) -> Iterator[dict[str, Any]]:
-    """One row a workload. What is left of the time is dealt out by weight."""
+    """One row a workload. What is left of the time is dealt out by what they promise."""
     total = sum(item.weight for item in items)
     for i, item in enumerate(items):
         left = seconds - (time.monotonic() - began)
@@ -111,7 +118,7 @@ def _tuned(items: list[Item], target: Target, began: float, seconds: float, show
         if left < LEAST and i > 0:
             yield {**row, "reached": False}
             continue
-        own = max(LEAST, left * item.weight / sum(other.weight for other in items[i:]))
+        own = max(LEAST, left * item.promise / sum(other.promise for other in items[i:]))
         yield {**row, "reached": True, **_one(item.workload, target, own, began, show)}
 
 
