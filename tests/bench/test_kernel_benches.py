@@ -221,6 +221,13 @@ def test_short_calls_share_a_turn_and_long_ones_have_fewer(monkeypatch):
     assert len(alternate({"a": lambda: None}, 12)["a"]) == beside.LEAST_ROUNDS
 
 
+def test_of_several_turns_a_round_the_best_counts(monkeypatch):
+    clock = iter([0.0, 5.0, 5.0, 6.0, 6.0, 8.0])
+    monkeypatch.setattr(beside, "_warm", lambda _run: 1.0)
+    monkeypatch.setattr(beside.time, "perf_counter", lambda: next(clock))
+    assert alternate({"loop": lambda: None}, 1, {"loop": 3}) == {"loop": [1.0]}
+
+
 def test_a_share_is_taken_within_a_round():
     """A chip that halves its rate for some rounds does so for the loop beside as well."""
     row = beside._shares([1.0, 2.0, 2.0], {"compute": [0.5, 1.0, 1.0], "memory": [0.1, 0.1, 0.1]}, Work(4e9, 10, 10))

@@ -148,3 +148,14 @@ def test_traffic_moves_at_least_what_it_is_asked_for(loops, reads, writes):
     got.run()
     slack = 4 * 2 * step_bytes(loops.target)  # two parts, each up to a whole turn of both threads
     assert reads + writes <= got.amount <= reads + writes + slack
+
+
+def test_a_walk_comes_through_the_whole_region(loops, monkeypatch):
+    monkeypatch.setattr(peaks, "PIECE", 64 << 10)
+    fresh = peaks.Loops(count=2)
+    walk = fresh.walk("write", 1 << 20)
+    assert walk.amount == 128 << 10
+    ctypes.memset(fresh._base, 1, fresh._room)
+    for _ in range((1 << 20) // (128 << 10)):
+        walk.run()
+    assert ctypes.string_at(fresh._base, 1 << 20) == bytes(1 << 20)

@@ -15,6 +15,7 @@ from luban.bench.workloads import OWN, TRANSFORMERS
 from luban.errors import ConfigError
 
 DTYPES = ("float32", "bfloat16")
+TURN_SECONDS = 1e-3  # what is timed runs at least so long, so that starting threads (some us) does not count
 
 
 class Progress(Protocol):
