@@ -340,5 +340,5 @@ def test_a_product_without_a_kernel_is_told(monkeypatch, capsys):
         raise LubanError("there is no such kernel; choose another")
 
     monkeypatch.setattr(gemm, "product", none)
-    assert main(["bench", "gemm", "--shapes", "4x4x4", "--dtypes", "float32", "--rounds", "1"]) == 0
+    assert main(["bench", "gemm", "--shapes", "4x4x4", "--dtypes", "float32", "--rounds", "1"]) == 1
     assert "4x4x4 nn float32: there is no such kernel; choose another" in capsys.readouterr().out
