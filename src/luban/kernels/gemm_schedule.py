@@ -60,7 +60,9 @@ class GemmSchedule:
 PAGE = 4096
 CACHE_SHARE = 2  # packed B takes at most this part of the second-level cache: A, sums and results pass through it too
 ANY_CACHE = 1 << 20  # bytes of a cache of which a target does not say how large it is
-SMALL = 32 * 32 * 64  # products below which threads cost more than they bring
+# Cycles of work below which threads cost more than they bring: two threads are even with one at 64^3 in float32 (2.7 us)
+# and at 100^3 on AMX, and every region waits for a core where others run.
+SMALL = 8192
 TASKS = 4  # most tasks a core
 # Cycles that an element of A or B costs where it is packed and where it is read as it lies, and products a cycle of a unit
 # (Xeon with AMX, one core).
@@ -102,6 +104,7 @@ def choose(
     pack_a = cast[0] or _packs_a(target, t, shape)
     pack_b = cast[1] or _packs_b(target, t, shape, n * k * size)
     costs = tuple((PACK if packed else READ) * t.terms for packed in (pack_a, pack_b))
+    parallel = batch * _cycles(m, n, k, t, costs) >= SMALL
     share_m, share_n = _shares(target.cores, (batch, m, n, k), t, costs)
     wide, scratch = near // (depth * size), SCRATCH // (deep * size)
     by_rows = m <= FEW_ROWS and shape.b_k != 1 and deep > depth
@@ -112,7 +115,6 @@ def choose(
         kc = k
     else:
         kc, mc, nc = depth, share_m, _block(t.nr, share_n, near // (packed_depth(t, depth) * size))
-    parallel = batch * m * n * k >= SMALL
     return GemmSchedule(t, share_m, share_n, mc, nc, kc, depth, "rows", pack_a, pack_b, parallel)
 
 
@@ -167,12 +169,15 @@ def _shares(cores: int, sizes: tuple[int, int, int, int], t: RegisterTile, costs
         for down in range(1, min(tiles_m, max(1, TASKS * cores // across)) + 1):
             sm, sn = -(-tiles_m // down), -(-tiles_n // across)
             tasks = batch * -(-tiles_m // sm) * -(-tiles_n // sn)
-            moved = sm * t.mr * costs[0] + sn * t.nr * costs[1]
-            work = (sm * t.mr * sn * t.nr * t.terms / SPEED.get(t.unit, SPEED["fma"]) + moved) * k
-            cost = -(-tasks // cores) * work
+            cost = -(-tasks // cores) * _cycles(sm * t.mr, sn * t.nr, k, t, costs)
             if cost < best * 0.99:
                 best, found = cost, (sm * t.mr, sn * t.nr)
     return found
+
+
+def _cycles(m: int, n: int, k: int, t: RegisterTile, costs: tuple[float, ...]) -> float:
+    """What m x n x k products take on one core, with the packing and reading of A and B."""
+    return (m * n * t.terms / SPEED.get(t.unit, SPEED["fma"]) + m * costs[0] + n * costs[1]) * k
 
 
 def _block(tile: int, share: int, most: int) -> int:

@@ -62,6 +62,30 @@ def _fills(t: Tensor) -> bool:
     return t.offset == 0 and extent * ITEM_BYTES[t.dtype] >= t.bytes
 
 
+def _maker(ready: _Prepared) -> Callable[[], tuple[torch.Tensor, Any]]:
+    """Makes the one output of a program: the tensor, and where the program writes."""
+    if ready.small:
+        [(_, dtype, shape, strides)] = ready.small
+        empty = pools.empty
+
+        def make() -> tuple[torch.Tensor, Any]:
+            made = empty(shape, strides, dtype)
+            return made, made
+
+        return make
+    [(_, dtype, shape, strides, size, offset)] = ready.own
+    pool, view = pools.outputs, pools.view
+
+    def take() -> tuple[torch.Tensor, Any]:
+        pool.tick()
+        block = pool.take(size)
+        made = view(block.base(dtype), shape, strides, offset)
+        pool.give(block)
+        return made, block.address
+
+    return take
+
+
 class TorchCall:
     """Runs a loaded program on torch tensors."""
 
@@ -150,24 +174,24 @@ class TorchCall:
         """
         ready = self.fixed
         assert ready is not None and self.outputs == 1 and self.positions == [0, 1]
-        if ready.about is None or ready.plan.arena_bytes or not ready.small:
+        if ready.about is None or ready.plan.arena_bytes:
 
             def run(a: Any, b: Any) -> Any:
                 made = self._run_natively(ready, (a, b))
                 return otherwise(a, b) if made is None else made[0]
 
             return run
-        [(_, dtype, shape, strides)] = ready.small
-        native, about, empty, parallel = self.native, ready.about.address, pools.empty, self.parallel
+        make = _maker(ready)
+        native, about, parallel = self.native, ready.about.address, self.parallel
 
-        def run_small(a: Any, b: Any) -> Any:  # no lists: all of it takes as long as an empty torch.mm
-            out = empty(shape, strides, dtype)
+        def run_at_once(a: Any, b: Any) -> Any:  # no lists: all of it takes as long as an empty torch.mm
+            out, place = make()
             count = threads.num_threads() if parallel else 1
-            if events.enabled or native(about, 0, count, a, b, out):
+            if events.enabled or native(about, 0, count, a, b, place):
                 return otherwise(a, b)
             return out
 
-        return run_small
+        return run_at_once
 
     def _prepare(self, inputs: Sequence) -> _Prepared:
         values = self.loaded.symbol_values(inputs)
