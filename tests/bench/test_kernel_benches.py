@@ -195,6 +195,13 @@ def test_the_update_is_that_of_torch():
         torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
 
 
+def test_a_second_compiler_gets_code_of_its_own():
+    scale = 3
+    copied = ops._copy(lambda x, more=1: x * scale + more)
+    assert copied(2) == 7 and copied.__code__ != test_a_second_compiler_gets_code_of_its_own.__code__
+    assert ops._copy(op_cases.adamw).__code__ is not op_cases.adamw.__code__
+
+
 def test_inductor_without_a_compiler_is_one_sentence(monkeypatch, capsys):
     monkeypatch.setattr(ops.shutil, "which", lambda _name: None)
     assert main(["bench", "ops", "--inductor"]) == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -38,6 +39,12 @@ def test_the_same_loops_are_vector_code_on_every_chip(name):
     assembly = compile_module(module_text(target), target).assembly
     for wanted in INSTRUCTIONS[name]:
         assert re.search(wanted, assembly), wanted
+
+
+def test_a_chip_without_vectors_has_loops_too():
+    plain = replace(targets.get("riscv64-rvv"), llvm_features="+m,+a,+f,+d,+c", vector_bits=64, vector_registers=32)
+    assembly = compile_module(module_text(plain), plain).assembly
+    assert "fmadd.s" in assembly and "fmadd.d" in assembly
 
 
 @pytest.mark.parametrize("name", INSTRUCTIONS)
