@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import itertools
 import threading
 import weakref
@@ -12,7 +13,7 @@ import torch
 
 from luban import events
 from luban.errors import ConfigError
-from luban.runtime import native_call
+from luban.runtime import elf, native_call
 from luban.runtime.loaded import load
 from luban.runtime.program import Program
 
@@ -190,3 +191,12 @@ def test_where_torch_is_laid_out_otherwise_calls_go_by_ctypes(build, seven, monk
             run([X, X])
     finally:
         native_call._table.cache_clear()
+
+
+@pytest.mark.parametrize("family", ["x86-64", "aarch64"])
+def test_every_chip_with_a_loader_of_ours_links_it(build, family):
+    text = build.callable_text(f"{build.ENTRY} {{\n  ret void\n}}")
+    obj = elf.parse(build.emit(text, family))
+    layout = elf.plan(obj, importlib.import_module(elf.ARCHITECTURES[obj.machine]))
+    assert len(elf.link(obj, 0x7F0000000000, lambda name: None)) == layout.size  # no symbol is left to be found
+    assert {native_call.CALL, native_call.TABLE} <= {symbol.name for symbol in obj.symbols}
