@@ -2,7 +2,8 @@
 
 Every object has a function `luban_call` that CPython calls as it calls a built-in one (METH_FASTCALL): it looks at each
 input tensor, takes the addresses and runs the kernels with the GIL released. It asks torch through its stable C
-interface (`aoti_torch_...`). An input costs some 25 ns that way and 0.4 us when Python looks at it. Where a torch or a Python is laid out in another way, `function` gives None and calls go by ctypes.
+interface (`aoti_torch_...`). An input costs some 25 ns that way and 0.4 us when Python looks at it. Where a torch or a
+Python is laid out in another way, `function` gives None and calls go by ctypes.
 """
 
 from __future__ import annotations
