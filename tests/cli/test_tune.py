@@ -79,7 +79,7 @@ def test_wrong_usage_is_one_sentence(capsys, argv, said):
 
 def test_a_models_step(capsys):
     code, result = answer(capsys, "mlp", "--quick", "--seconds", "1")
-    assert code == 0 and result["summary"]["workloads"] >= 3
+    assert code == 0 and result["summary"]["workloads"] >= 3, result
     assert sum(row["calls"] for row in result["rows"]) >= 8, "products of four layers, forward and backward"
 
 

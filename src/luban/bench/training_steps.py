@@ -22,7 +22,7 @@ def step(name: str, dtype: str, quick: bool) -> Callable[[], Any]:
 
     torch.manual_seed(0)
     work = make(name, quick)
-    model = luban.compile(work.model, fallback="error")
+    model = luban.compile(work.model, fallback="error", dynamic=False)
 
     def run() -> Any:
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == "bfloat16"):

@@ -126,7 +126,7 @@ def quick(monkeypatch):
 
 def test_tuning_keeps_an_entry_and_goes_on(quick, monkeypatch):
     monkeypatch.setattr(search, "WORTH", 1e9)  # whatever was measured as faster once is kept
-    monkeypatch.setattr(search, "WINS", 0.0)
+    monkeypatch.setattr(search, "DOUBT", 9.0)
     told = []
     result = tune.tune({WORKLOADS[0]: 2}, 4.0, show=lambda gone, what: told.append(what))
     (row,) = result["rows"]

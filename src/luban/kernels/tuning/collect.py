@@ -59,7 +59,7 @@ def attention(sizes: tuple[int, ...], dtype: str, causal: bool, shared: int) -> 
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=shared > 1)
 
-    compiled: Any = luban.compile(attend, fallback="error")
+    compiled: Any = luban.compile(attend, fallback="error", dynamic=False)
     return used(lambda: compiled(q, k, v).sum().backward())
 
 

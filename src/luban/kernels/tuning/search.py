@@ -1,13 +1,15 @@
 """The search for one workload's schedule.
 
-From the derived schedule it looks at the neighbours, in the order that a cost model gives, a batch at a time. A batch is
-measured in turns with the derived schedule, so that a clock that drifts favours none, and its slower half leaves after
-each round of turns. Then come the neighbours of what is fastest now, and those of the next ones when they are all known.
-In the end the fastest few meet the schedule that is in use once more: the one of many that was lucky once must win again.
+From the derived schedule it looks at the neighbours, a batch at a time, in the order that a cost model gives and, soon,
+the measurements themselves. A batch is measured in turns with the derived schedule, so that a clock that drifts favours
+none, and its slower half leaves after each round of turns. Then come the neighbours of what is fastest now, and those of
+the next ones when they are all known. In the end the fastest few meet the schedule that is in use once more: the one of
+many that was lucky once must win again.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +17,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from luban.errors import LubanError
+from luban.kernels.tuning.learned import expected
 from luban.kernels.tuning.measured import Log
 from luban.runtime.schedules import Schedule
 
@@ -25,11 +28,11 @@ LEADERS = 3  # whose neighbours are looked at, and who meet the schedule in use 
 TURNS = (3, 9)  # least and most turns of a round, which takes about ROUND seconds
 ROUND = 0.5
 MOMENT = 2e-3  # seconds that a run takes at least: far above the clock's grain and a call's own cost
-LAST_TURNS = (9, 41)  # the same of the last meeting
+LAST_TURNS = (11, 41)  # the same of the last meeting
 LAST_ROUND = 2.0
 SEARCHED = 0.85  # part of the time; the rest is for the last meeting
 WORTH = 0.98  # of the time in use that a schedule must beat in the end: less is within what measurements scatter
-WINS = 0.75  # part of the last turns that it must win
+DOUBT = 0.01  # chance that one of several schedules as fast as the one in use wins so many of the last turns
 
 
 class Trial(Protocol):
@@ -87,8 +90,18 @@ def _unknown(log: Log, leaders: Sequence[Schedule], near: Callable[[Schedule], l
     for leader in leaders:
         found = [s for s in near(leader) if not log.has(s)]
         if found:
-            return found[:BATCH]
+            return _promising(found, log)
     return []
+
+
+def _promising(schedules: list[Schedule], log: Log) -> list[Schedule]:
+    """A batch: half of it what the measurements so far promise most of, and in the cost model's order what is left."""
+    ratios = expected(schedules, log.known.values())
+    if ratios is None:
+        return schedules[:BATCH]
+    best = sorted(range(len(schedules)), key=lambda i: ratios[i])[: BATCH // 2]
+    rest = [i for i in range(len(schedules)) if i not in best]
+    return [schedules[i] for i in (*best, *rest)][:BATCH]
 
 
 def sure(trial: Trial, schedule: Schedule) -> Run:
@@ -150,7 +163,12 @@ def _last(trial: Trial, log: Log, derived: Schedule, in_use: Schedule, counts: t
             log.add(schedule, statistics.median(ratios))
     now = statistics.median(before)
     for schedule, _, ratios in sorted(running, key=lambda one: statistics.median(one[2]))[:1]:
-        ratio, won = statistics.median(ratios), sum(r < 1 for r in ratios) / len(ratios)
-        if ratio < WORTH and won >= WINS:
+        ratio, luck = statistics.median(ratios), _luck(sum(r < 1 for r in ratios), len(ratios)) * len(running)
+        if ratio < WORTH and luck <= DOUBT:
             return Outcome(schedule, now, now * ratio, *counts)
     return Outcome(None, now, now, *counts)
+
+
+def _luck(won: int, turns: int) -> float:
+    """The chance to win at least so many turns against an equal."""
+    return sum(math.comb(turns, n) for n in range(won, turns + 1)) / 2**turns
