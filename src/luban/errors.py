@@ -58,6 +58,8 @@ def memory_wanted(error: BaseException) -> str | None:
     asked = _TORCH_ASKED.search(str(error)) if isinstance(error, RuntimeError) else None
     if asked is not None:
         return f"no memory for {-(-int(asked[1]) // (1 << 20))} MiB"
+    if isinstance(error, RuntimeError) and "Storage size calculation overflowed" in str(error):
+        return "no memory for so large a tensor"
     if isinstance(error, MemoryError):
         return "no memory left"
     return "no memory left" if isinstance(error, OSError) and error.errno == errno.ENOMEM else None

@@ -195,6 +195,13 @@ def test_the_update_is_that_of_torch():
         torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
 
 
+def test_a_second_compiler_gets_code_of_its_own():
+    scale = 3
+    copied = ops._copy(lambda x, more=1: x * scale + more)
+    assert copied(2) == 7 and copied.__code__ != test_a_second_compiler_gets_code_of_its_own.__code__
+    assert ops._copy(op_cases.adamw).__code__ is not op_cases.adamw.__code__
+
+
 def test_inductor_without_a_compiler_is_one_sentence(monkeypatch, capsys):
     monkeypatch.setattr(ops.shutil, "which", lambda _name: None)
     assert main(["bench", "ops", "--inductor"]) == 2
@@ -219,6 +226,13 @@ def test_short_calls_share_a_turn_and_long_ones_have_fewer(monkeypatch):
     assert len(seen) == 10
     monkeypatch.setattr(beside, "_warm", lambda _run: beside.ROW_SECONDS)
     assert len(alternate({"a": lambda: None}, 12)["a"]) == beside.LEAST_ROUNDS
+
+
+def test_of_several_turns_a_round_the_best_counts(monkeypatch):
+    clock = iter([0.0, 5.0, 5.0, 6.0, 6.0, 8.0])
+    monkeypatch.setattr(beside, "_warm", lambda _run: 1.0)
+    monkeypatch.setattr(beside.time, "perf_counter", lambda: next(clock))
+    assert alternate({"loop": lambda: None}, 1, {"loop": 3}) == {"loop": [1.0]}
 
 
 def test_a_share_is_taken_within_a_round():
@@ -333,5 +347,5 @@ def test_a_product_without_a_kernel_is_told(monkeypatch, capsys):
         raise LubanError("there is no such kernel; choose another")
 
     monkeypatch.setattr(gemm, "product", none)
-    assert main(["bench", "gemm", "--shapes", "4x4x4", "--dtypes", "float32", "--rounds", "1"]) == 0
+    assert main(["bench", "gemm", "--shapes", "4x4x4", "--dtypes", "float32", "--rounds", "1"]) == 1
     assert "4x4x4 nn float32: there is no such kernel; choose another" in capsys.readouterr().out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -38,6 +39,12 @@ def test_the_same_loops_are_vector_code_on_every_chip(name):
     assembly = compile_module(module_text(target), target).assembly
     for wanted in INSTRUCTIONS[name]:
         assert re.search(wanted, assembly), wanted
+
+
+def test_a_chip_without_vectors_has_loops_too():
+    plain = replace(targets.get("riscv64-rvv"), llvm_features="+m,+a,+f,+d,+c", vector_bits=64, vector_registers=32)
+    assembly = compile_module(module_text(plain), plain).assembly
+    assert "fmadd.s" in assembly and "fmadd.d" in assembly
 
 
 @pytest.mark.parametrize("name", INSTRUCTIONS)
@@ -148,3 +155,14 @@ def test_traffic_moves_at_least_what_it_is_asked_for(loops, reads, writes):
     got.run()
     slack = 4 * 2 * step_bytes(loops.target)  # two parts, each up to a whole turn of both threads
     assert reads + writes <= got.amount <= reads + writes + slack
+
+
+def test_a_walk_comes_through_the_whole_region(loops, monkeypatch):
+    monkeypatch.setattr(peaks, "PIECE", 64 << 10)
+    fresh = peaks.Loops(count=2)
+    walk = fresh.walk("write", 1 << 20)
+    assert walk.amount == 128 << 10
+    ctypes.memset(fresh._base, 1, fresh._room)
+    for _ in range((1 << 20) // (128 << 10)):
+        walk.run()
+    assert ctypes.string_at(fresh._base, 1 << 20) == bytes(1 << 20)

@@ -12,14 +12,17 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from luban.bench.common import positive
-from luban.bench.peaks import TURN_SECONDS, Loops
+from luban.bench.common import TURN_SECONDS, positive
 from luban.targets.target import Target
+
+if TYPE_CHECKING:
+    from luban.bench.peaks import Loops  # imports the code generator, which --help does without
 
 WARM_UP, MOST_CALLS = 3, 200
 ROW_SECONDS, LEAST_ROUNDS = 30.0, 3
+LOOP_TRIES = 3  # turns of a peak's loop a round: one that another process held up says nothing of the chip
 ROUNDS, QUICK_ROUNDS = 12, 3
 SPLIT_TERMS = 3  # bfloat16 products that stand for one of wider floats
 
@@ -75,11 +78,15 @@ def rounds_of(args: argparse.Namespace) -> int:
     return args.rounds or (QUICK_ROUNDS if args.quick else ROUNDS)
 
 
-def alternate(candidates: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
+def alternate(
+    candidates: Mapping[str, Callable[[], Any]], rounds: int, tries: Mapping[str, int] | None = None
+) -> dict[str, list[float]]:
     """Seconds of one call, a value a round. A turn makes as many calls as fill a millisecond; who begins moves on.
 
-    Where a round takes seconds there are fewer of them, `LEAST_ROUNDS` at the least.
+    `tries` gives some more than one turn a round, of which the best counts. Where a round takes seconds there are fewer of
+    them, `LEAST_ROUNDS` at the least.
     """
+    turns = tries or {}
     least = {name: _warm(run) for name, run in candidates.items()}
     calls = {name: max(1, min(MOST_CALLS, round(TURN_SECONDS / seconds))) for name, seconds in least.items()}
     names = list(candidates)
@@ -88,7 +95,7 @@ def alternate(candidates: Mapping[str, Callable[[], Any]], rounds: int) -> dict[
     for r in range(rounds):
         first = r % len(names)
         for name in names[first:] + names[:first]:
-            times[name].append(_turn(candidates[name], calls[name]))
+            times[name].append(min(_turn(candidates[name], calls[name]) for _ in range(turns.get(name, 1))))
     return times
 
 
@@ -120,7 +127,8 @@ def compare(
         beside["compute"] = loops.compute(*work.unit)
     if work.reads + work.writes:
         beside["memory"] = loops.traffic(work.reads, work.writes)
-    times = alternate({**{n: r.run for n, r in beside.items()}, **peers}, rounds)
+    loops_first = {**{n: r.run for n, r in beside.items()}, **peers}
+    times = alternate(loops_first, rounds, dict.fromkeys(beside, LOOP_TRIES))
     amounts = {"compute": work.flops * work.terms, "memory": work.reads + work.writes}
     allowed = {n: [amounts[n] * t / r.amount for t in times[n]] for n, r in beside.items()}
     return {**_speeds(times, ours, [*peers]), **_shares(times[ours], allowed, work)}

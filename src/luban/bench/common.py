@@ -15,6 +15,7 @@ from luban.bench.workloads import OWN, TRANSFORMERS
 from luban.errors import ConfigError
 
 DTYPES = ("float32", "bfloat16")
+TURN_SECONDS = 1e-3  # what is timed runs at least so long, so that starting threads (some us) does not count
 
 
 class Progress(Protocol):
@@ -95,7 +96,10 @@ def one_of(what: str, given: Sequence[str], known: Sequence[str]) -> None:
 
 def comma_list(text: str) -> list[str]:
     """A command line's list of names."""
-    return [item for item in text.split(",") if item]
+    found = list(dict.fromkeys(item.strip() for item in text.split(",") if item.strip()))
+    if not found:
+        raise argparse.ArgumentTypeError(f"{text!r} names nothing")
+    return found
 
 
 def number(value: float | None, form: int | str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -82,7 +83,14 @@ def _peers(case: Case, inductor: bool) -> dict[str, Callable]:
 
     torch._dynamo.reset()
     peers = {"luban": luban.compile(case.function, fallback="error"), "torch": case.eager or case.function}
-    return {**peers, "inductor": torch.compile(case.function)} if inductor else peers
+    return {**peers, "inductor": torch.compile(_copy(case.function))} if inductor else peers
+
+
+def _copy(function: Callable) -> Callable:
+    """The same with a code object of its own: Dynamo keeps compiled code there, and looks through all of it at each call."""
+    f: Any = function
+    code = f.__code__.replace(co_name=f"{f.__name__}_again")
+    return types.FunctionType(code, f.__globals__, code.co_name, f.__defaults__, f.__closure__)
 
 
 def _measured(loops: Any, case: Case, peers: dict[str, Callable], which: str, rounds: int) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import statistics
 import time
 from collections.abc import Callable
@@ -16,15 +17,16 @@ from typing import Any, Protocol
 
 from luban import targets
 from luban.bench import peak_kernels
+from luban.bench.common import TURN_SECONDS
 from luban.bench.peak_kernels import ComputeLoop
 from luban.runtime import elf, externals, memory, threads
 from luban.targets.target import Target
 
-TURN_SECONDS = 1e-3  # a loop runs at least so long, so that starting the threads (some us) does not count
 SHORT_SECONDS = 2e-4  # enough to choose among loops
 TRIES = 3  # a loop that was kept from running once seems long
 TASK_BYTES = 8 << 10  # of a compute loop: its operands and results
 ALIGN = 64
+PIECE = 16 << 20  # bytes a thread of a region that is walked through
 LARGE = 512 << 20  # bytes of "memory": from 128 MiB on the rates of this machine stay, whatever its cache is said to be
 _ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)
 
@@ -70,6 +72,24 @@ class Loops:
         """The fastest loop that reads, writes or copies a region of about `size` bytes in all."""
         run, amount = self._fastest(does, size, 0)
         return _long_enough(run, amount, seconds)
+
+    def walk(self, does: str, size: int) -> Ready:
+        """The fastest loop that does it on pieces of a region of `size` bytes, each call on the next one.
+
+        A piece takes a millisecond, so that most calls run through even where a core is shared; the region is what must be
+        larger than the caches.
+        """
+        share = self._share(min(size, PIECE * self.threads))
+        amount = share * self.threads
+        self._reserve(-(-size // amount) * amount)
+
+        def of(symbol: str) -> Ready:
+            starts = range(self._base, self._base + self._room - amount + 1, amount)
+            pieces = itertools.cycle([self.native(symbol, start, share, share, self._memory) for start in starts])
+            return Ready(lambda: next(pieces)(1), amount)
+
+        ready = [of(loop.symbol) for loop in peak_kernels.memory_loops(self.target) if loop.does == does]
+        return min(ready, key=lambda r: min(_seconds(r) for _ in range(TRIES)) / r.amount)
 
     def traffic(self, reads: int, writes: int, seconds: float = TURN_SECONDS) -> Ready:
         """Reads and writes so many bytes, in one copy and what is left over of either."""
@@ -176,7 +196,8 @@ def measure(loops: Loops, rounds: int = 9, large: int = LARGE) -> dict[str, Any]
         compute.append({"unit": unit, "dtype": dtype, "gflops": best, "median_gflops": middle})
     for level, size in levels(loops.target, loops.threads, large).items():
         for does in ("read", "write", "copy"):
-            best, middle = _rates(loops.memory(does, size), rounds)
+            ready = loops.walk(does, size) if level == "memory" else loops.memory(does, size)
+            best, middle = _rates(ready, rounds)
             moved.append({"level": level, "bytes": size, "does": does, "gbs": best, "median_gbs": middle})
     return {"threads": loops.threads, "compute": compute, "memory": moved}
 

@@ -40,6 +40,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, progress: Any) -> dict[str, Any]:
     """{"peaks", "rows"}: the table of `peaks.measure`, and the rows of the benches with "bench" added."""
     check_path(args.svg)
+    import torch  # noqa: F401  (its OpenMP pool is the one that kernels run on)
+
     from luban.bench.peaks import Loops
 
     kept = [_kept(path) for path in args.results or ()]

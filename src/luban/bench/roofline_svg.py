@@ -13,7 +13,7 @@ from html import escape
 
 WIDTH, HEIGHT = 980, 600
 LEFT, RIGHT, TOP, BOTTOM = 70, 250, 56, 60
-LINE, LETTER = 13, 6.2  # pixels of a label's height, and of a letter
+LINE, LETTER = 13, 6.6  # pixels of a label's height, and of a letter
 CLOSE = 1.5  # rates of two levels whose names would overlap
 COLOURS = {
     "float32": ("#1d4ed8", "#7aa2ff"), "float64": ("#6b7280", "#9ca3af"), "bfloat16": ("#b45309", "#fbbf24"),
@@ -95,15 +95,15 @@ def _style() -> str:
         )
         rules = [
             f".paper{{fill:{paper}}}",
-            f"text{{fill:{ink}}}",
+            f"text{{fill:{ink};stroke:{paper}}}",
             f".grid{{stroke:{faint}}}",
             f".roof{{stroke:{roof}}}",
         ]
         return "".join(rules + [f".{name}{{fill:{pair[dark]};stroke:{paper}}}" for name, pair in COLOURS.items()])
 
     shared = (
-        "text{font:11px system-ui,sans-serif}.title{font-size:15px;font-weight:600}.roof{stroke-width:1.5;fill:none}"
-        ".end{text-anchor:end}.middle{text-anchor:middle}"
+        "text{font:11px system-ui,sans-serif;stroke-width:3px;paint-order:stroke}.title{font-size:15px;font-weight:600}"
+        ".roof{stroke-width:1.5;fill:none}.end{text-anchor:end}.middle{text-anchor:middle}"
     )
     return f"{shared}{scheme(False)}@media(prefers-color-scheme:dark){{{scheme(True)}}}"
 
@@ -177,12 +177,18 @@ def _points(frame: Frame, points: Sequence[Point]) -> Iterable[str]:
         shown = f"{point.kind} {point.dtype} {point.label}: {_plain(point.gflops)} GFLOP/s{point.details}"
         yield f"<g><title>{escape(shown)}</title>{_mark(point, x, y)}</g>"
         width = len(point.label) * LETTER
-        for left, base in ((x + 8, y + 4), (x - 8 - width, y + 4), (x - width / 2, y - 8), (x - width / 2, y + 16)):
+        for at, base, anchor in (
+            (x + 8, y + 4, ""),
+            (x - 8, y + 4, "end"),
+            (x, y - 8, "middle"),
+            (x, y + 16, "middle"),
+        ):
+            left = at - width * {"": 0.0, "middle": 0.5, "end": 1.0}[anchor]
             box = (left, base - LINE + 3, left + width, base + 2)
             inside = left > LEFT and left + width < WIDTH - RIGHT
             if inside and not any(_overlap(box, other) for other in taken):
                 taken.append(box)
-                yield _text(left, base, point.label)
+                yield _text(at, base, point.label, anchor)
                 break
 
 

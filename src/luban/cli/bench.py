@@ -22,7 +22,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """{"bench", "machine", "rows", "summary"}; every ratio above 1 means that Luban is better."""
+    """{"bench", "machine", "rows", "summary"}; every ratio above 1 means that Luban is better.
+
+    Where Luban itself failed, "ok" is False; a peer that cannot run here leaves a gap.
+    """
     opened: list[Progress] = []
 
     def progress(total: int) -> Progress:
@@ -30,10 +33,17 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         return opened[-1]
 
     try:
-        return importlib.import_module(BENCHES[args.bench].module).run(args, progress)
+        result: dict[str, Any] = importlib.import_module(BENCHES[args.bench].module).run(args, progress)
     finally:
         for one in opened:
             one.close()
+    ok = not any("failed" in row or "error" in _of_luban(row) for row in result["rows"])
+    return {"ok": ok, **result}
+
+
+def _of_luban(row: dict[str, Any]) -> dict[str, Any]:
+    found = row.get("luban")
+    return found if isinstance(found, dict) else {}
 
 
 def text(result: dict[str, Any]) -> str:

@@ -41,6 +41,7 @@ COMMANDS = {
     "bench": "measure Luban beside eager and Inductor",
     "targets": "list the chips that Luban compiles for",
     "ir": "print, transform, verify and interpret an IR file",
+    "tune": "search faster schedules for this chip and keep them",
     "cache": "look at the cache of compiled programs, or clear it",
 }
 

@@ -22,6 +22,7 @@ from luban.compiler.passes.graph.grouping import source_of
 from luban.errors import UnsupportedOperatorError
 from luban.kernels.attention_blocks import Blocks, backward_blocks, forward_blocks
 from luban.kernels.dot_writer import Matrix, pack_a, pack_b, panel_elements
+from luban.kernels.tuning.kept import of_attention
 from luban.symbolic import Dim, floordiv, product
 
 LOG2_E = 1 / math.log(2)
@@ -87,7 +88,8 @@ class AttentionWriter(Evaluator):
         self.dtype: Attribute = first.operands[1].type.dtype  # type: ignore[attr-defined]
         p = self.problem
         choose = backward_blocks if first.name.endswith("backward") else forward_blocks
-        self.blocks: Blocks = choose(request.target, self.dtype, p.queries, p.keys, p.size)
+        derived = choose(request.target, self.dtype, p.queries, p.keys, p.size)
+        self.blocks: Blocks = of_attention(derived, request.target, first)
         self.tile, self.score_tile = self.blocks.tile, self.blocks.score_tile
         self.query_block, self.key_block = self.blocks.queries, self.blocks.keys
         self.single = isinstance(p.keys, int) and p.keys <= self.key_block

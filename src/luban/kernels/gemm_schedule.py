@@ -10,6 +10,7 @@ from xdsl.ir import Attribute
 from luban.compiler.ir.dtypes import bytes_of
 from luban.kernels.dot_writer import packed_depth
 from luban.kernels.register_tiles import RegisterTile, fit, register_tile, split_tile, streaming_tile, widest
+from luban.kernels.tuning.kept import kept_gemm
 from luban.symbolic import Dim
 from luban.targets.target import Target
 
@@ -59,7 +60,9 @@ class GemmSchedule:
 PAGE = 4096
 CACHE_SHARE = 2  # packed B takes at most this part of the second-level cache: A, sums and results pass through it too
 ANY_CACHE = 1 << 20  # bytes of a cache of which a target does not say how large it is
-SMALL = 32 * 32 * 64  # products below which threads cost more than they bring
+# Cycles of work below which threads cost more than they bring: two threads are even with one at 64^3 in float32 (2.7 us)
+# and at 100^3 on AMX, and every region waits for a core where others run.
+SMALL = 8192
 TASKS = 4  # most tasks a core
 # Cycles that an element of A or B costs where it is packed and where it is read as it lies, and products a cycle of a unit
 # (Xeon with AMX, one core; what lies in memory, transposed, takes 1 to 1.6 cycles, what is in the second-level cache 0.3).
@@ -77,6 +80,7 @@ STREAMS = 8  # rows of B read side by side: the prefetchers follow as many strea
 SCRATCH = 16 << 20
 
 
+@kept_gemm
 def choose(
     target: Target,
     shape: Shape,
@@ -105,12 +109,13 @@ def choose(
     pack_a = cast[0] or _packs_a(target, t, shape)
     pack_b = cast[1] or _packs_b(target, t, shape, n * k * size)
     costs = tuple((PACK if packed else READ) * t.terms for packed in (pack_a, pack_b))
+    parallel = batch * _cycles(m, n, k, t, costs) >= SMALL
     share_m, share_n = _shares(target.cores, (batch, m, n, k), t, costs)
     wide, scratch = near // (depth * size), SCRATCH // (deep * size)
     by_rows = m <= FEW_ROWS and shape.b_k != 1 and deep > depth
     order = "rows"
     if _outer_products(target, t, shape, held or (dtype,)) and 1 / share_m + 1 / share_n > 1 / WORTH_PACKING:
-        return _in_place(target, t, (share_m, share_n, k), batch * m * n * k >= SMALL)
+        return _in_place(target, t, (batch, m, n, k), parallel)
     if pack_a and not t.whole and isinstance(shape.k, int) and scratch >= share_n > 2 * wide and share_m > FEW_ROWS:
         order, kc, nc = "columns", k, _block(t.nr, share_n, share_n)
         depth, mc = _block_of_a(target, t, share_m, k)
@@ -121,7 +126,6 @@ def choose(
         kc = k
     else:
         kc, mc, nc = depth, share_m, _block(t.nr, share_n, near // (packed_depth(t, depth) * size))
-    parallel = batch * m * n * k >= SMALL
     return GemmSchedule(t, share_m, share_n, mc, nc, kc, depth, order, pack_a, pack_b, parallel)
 
 
@@ -145,13 +149,13 @@ def _outer_products(target: Target, t: RegisterTile, shape: Shape, held: tuple[A
     return shape.a_m == 1 and shape.b_n == 1 and not any(pages)
 
 
-def _in_place(target: Target, t: RegisterTile, sizes: tuple[int, int, int], parallel: bool) -> GemmSchedule:
+def _in_place(target: Target, t: RegisterTile, sizes: tuple[int, int, int, int], parallel: bool) -> GemmSchedule:
     """Outer products without packing: passes over k as deep as half of the first cache holds of a panel of B, while the
     sums of a block wait in half of the second-level cache.
     """
-    share_m, share_n, k = sizes
-    t = widest(t, target, share_n)
-    share_m, share_n = -(-share_m // t.mr) * t.mr, -(-share_n // t.nr) * t.nr
+    k = sizes[3]
+    t = widest(t, target, sizes[2])
+    share_m, share_n = _shares(target.cores, sizes, t, (READ, READ))
     depth = max(1, (target.l1_bytes or ANY_CACHE) // 2 // (t.nr * bytes_of(t.element)))
     nc = _block(t.nr, share_n, ACROSS)
     mc = _block(t.mr, share_m, (target.l2_bytes or ANY_CACHE) // CACHE_SHARE // bytes_of(t.accumulator) // nc)
@@ -194,7 +198,9 @@ def _packs_a(target: Target, t: RegisterTile, shape: Shape) -> bool:
     if shape.a_k != 1:
         lines = _known(shape.k, 1024) * target.line_bytes
         again = _known(shape.n, 1024) > 2 * t.nr
-        return (again and lines > target.l1_bytes // 2 > 0) or (isinstance(shape.a_k, int) and shape.a_k * size % PAGE == 0)
+        return (again and lines > target.l1_bytes // 2 > 0) or (
+            isinstance(shape.a_k, int) and shape.a_k * size % PAGE == 0
+        )
     aligned = isinstance(shape.a_m, int) and shape.a_m * size % target.line_bytes == 0
     return t.whole and not aligned
 
@@ -215,12 +221,15 @@ def _shares(cores: int, sizes: tuple[int, int, int, int], t: RegisterTile, costs
         for down in range(1, min(tiles_m, max(1, TASKS * cores // across)) + 1):
             sm, sn = -(-tiles_m // down), -(-tiles_n // across)
             tasks = batch * -(-tiles_m // sm) * -(-tiles_n // sn)
-            moved = sm * t.mr * costs[0] + sn * t.nr * costs[1]
-            work = (sm * t.mr * sn * t.nr * t.terms / SPEED.get(t.unit, SPEED["fma"]) + moved) * k
-            cost = -(-tasks // cores) * work
+            cost = -(-tasks // cores) * _cycles(sm * t.mr, sn * t.nr, k, t, costs)
             if cost < best * 0.99:
                 best, found = cost, (sm * t.mr, sn * t.nr)
     return found
+
+
+def _cycles(m: int, n: int, k: int, t: RegisterTile, costs: tuple[float, ...]) -> float:
+    """What m x n x k products take on one core, with the packing and reading of A and B."""
+    return (m * n * t.terms / SPEED.get(t.unit, SPEED["fma"]) + m * costs[0] + n * costs[1]) * k
 
 
 def _block(tile: int, share: int, most: int) -> int:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from luban import events
@@ -49,14 +50,23 @@ class LoadedProgram:
         self._plans: dict[tuple[int, ...], Plan] = {}
         self._facts: dict[bytes, list[dict[str, Any]]] = {}
         self._sources = self.signature.sources
-        self._torch: Any = None
+        self.parallel = b"GOMP_parallel" in program.object  # the name stands in the symbol table of code that calls it
 
     def __call__(self, inputs: Sequence) -> list:
-        if self._torch is None:
-            from luban.runtime.torch_call import TorchCall
+        return self.on_torch(inputs)
 
-            self._torch = TorchCall(self)
-        return self._torch(inputs)
+    @functools.cached_property
+    def on_torch(self) -> Any:
+        """The same call without a layer around it; made at the first use, which imports torch."""
+        from luban.runtime.torch_call import TorchCall
+
+        return TorchCall(self)
+
+    def native(self) -> Callable[..., int] | None:
+        """The program's call without ctypes (see `native_call`), or None."""
+        from luban.runtime import native_call
+
+        return native_call.function(self._image, self.program.name)
 
     def call_numpy(self, inputs: Sequence) -> list:
         """The same on NumPy arrays; bfloat16 is `ml_dtypes.bfloat16` or raw uint16."""
@@ -102,7 +112,8 @@ class LoadedProgram:
         else:
             self._entry(arguments, plan.symbols, base, plan.offsets, call.address)
         if call.status.value:
-            self._fail()
+            status, call.status.value = call.status.value, 0
+            self.fail(status)
 
     def _run_recorded(self, arguments: bytes, plan: Plan, base: int) -> None:
         kernels = self.program.kernels
@@ -131,8 +142,8 @@ class LoadedProgram:
             ]
         return found
 
-    def _fail(self) -> None:
-        status, _call.status.value = _call.status.value, 0
+    def fail(self, status: int) -> None:
+        """Raises the LubanError that a status word other than 0 stands for."""
         if status >> _NAN_SHIFT:
             self._fail_on_nan(self.program.metadata["nan_checks"][(status >> _NAN_SHIFT) - 1])
         met = [text for bit, text in _STATUS if status & bit] or [f"status {status}"]

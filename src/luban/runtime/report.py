@@ -25,6 +25,7 @@ class Kernel:
     """One kernel of a compiled graph; `kind` is "generated" or "library", flops and bytes are of one call.
 
     Where sizes are open, of a call with the sizes that the graph was traced with; 0 where they depend on data.
+    `schedules` are the keys under which its schedule could be tuned, and whether it is (see `runtime/schedules.py`).
     """
 
     name: str
@@ -32,6 +33,7 @@ class Kernel:
     target: str
     flops: int
     bytes: int
+    schedules: tuple[tuple[str, bool], ...] = ()
 
 
 class Report:
@@ -130,6 +132,12 @@ def stage(name: str) -> Iterator[None]:
 def kernels_of(program: Program, sizes: Mapping[str, int]) -> list[Kernel]:
     """The kernels of a program, as reports list them, for values of its symbols."""
     return [
-        Kernel(k["name"], k.get("kind", "generated"), program.target, **{"flops": 0, "bytes": 0, **work(k, sizes)})
+        Kernel(
+            k["name"],
+            k.get("kind", "generated"),
+            program.target,
+            **{"flops": 0, "bytes": 0, **work(k, sizes)},
+            schedules=tuple((key, answer is not None) for key, answer in k.get("schedules", {}).items()),
+        )
         for k in program.kernels
     ]

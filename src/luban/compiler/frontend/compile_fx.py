@@ -16,6 +16,7 @@ from luban.compiler.frontend.fingerprint import graph_key
 from luban.runtime import cache, report
 from luban.runtime.loaded import load
 from luban.runtime.program import Program
+from luban.runtime.schedules import unchanged
 
 
 class CompiledGraph:
@@ -59,6 +60,8 @@ def compile_fx(
             key = graph_key(gm, target, name, str(saved_from), str(assigned), *(["detect_nan"] if detect_nan else []))
         with report.stage("load"):
             program = None if os.environ.get("LUBAN_DUMP") else cache.get(key)  # a dump needs the passes to run
+            if program is not None and not all(unchanged(k.get("schedules", {})) for k in program.kernels):
+                program = None  # tuned since: it is compiled again under the same key
         if program is not None:
             report.add_cache_hit()
         else:

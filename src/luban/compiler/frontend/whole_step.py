@@ -18,6 +18,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from luban.compiler.frontend.compile_fx import CompiledGraph, compile_fx
 from luban.compiler.frontend.dynamic_step import Guards, dynamic_dims, fake_arguments, guards_of
+from luban.compiler.frontend.fuse_loss import WatchLoss
 from luban.compiler.frontend.optimizers import rule_for, structure
 from luban.compiler.frontend.source_places import source_places
 from luban.compiler.frontend.step_errors import EAGER, step_errors
@@ -37,9 +38,11 @@ class TrainStep:
         max_norm: float | None,
         target: str,
         detect_nan: bool,
+        fuse_cross_entropy: bool = False,
     ):
         self.model, self.loss_fn, self.optimizer = model, loss_fn, optimizer
         self.max_norm, self.target, self.detect_nan = max_norm, target, detect_nan
+        self.watch_loss = WatchLoss if fuse_cross_entropy else nullcontext
         self.rule = rule_for(optimizer)
         if max_norm is not None and not max_norm > 0:
             raise ConfigError(f"max_norm={max_norm} cannot clip gradients; give a positive number or None")
@@ -249,10 +252,11 @@ class TrainStep:
 
     def _loss(self, named: dict[str, torch.Tensor], inputs: list[Any]) -> torch.Tensor:
         *first, last = inputs
-        if self.loss_fn is None:
-            loss = torch.func.functional_call(self.model, named, tuple(inputs))
-        else:
-            loss = self.loss_fn(torch.func.functional_call(self.model, named, tuple(first)), last)
+        with self.watch_loss():
+            if self.loss_fn is None:
+                loss = torch.func.functional_call(self.model, named, tuple(inputs))
+            else:
+                loss = self.loss_fn(torch.func.functional_call(self.model, named, tuple(first)), last)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             raise ConfigError("the model (or loss_fn) must return one loss tensor with a single element")
         return loss
