@@ -26,7 +26,7 @@ def test_a_product_is_tuned_and_listed_and_cleared(capsys, folder):
     assert code == 0 and set(result) == {"chip", "table", "rows", "summary"}
     (row,) = result["rows"]
     assert row["workload"].startswith("gemm 1x24x32x40 float32,float32,float32 n,t highest")
-    assert {"before_us", "after_us", "gain", "schedule", "measured", "refused", "finished", "changed"} <= set(row)
+    assert {"before_us", "after_us", "gain", "schedule", "measured", "refused", "ended", "changed"} <= set(row)
     assert row["measured"] > 0 and "gemm 1x24x32x40" in text(result)
     code, listed = answer(capsys, "--list")
     assert code == 0 and len(listed["entries"]) >= result["summary"]["changed"]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from luban.cli import output
 from luban.cli.progress import Progress
 from luban.errors import ConfigError
+from luban.recipes.interrupt import Interrupt
 
 if TYPE_CHECKING:
     from luban.kernels.tuning.workload import Workload
@@ -81,12 +82,14 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     workloads = _workloads(args, cores)
     progress = Progress("tune", total)
     try:
-        return tune(
-            workloads,
-            args.seconds,
-            args.target,
-            lambda gone, what: progress.update(min(round(gone), total - 1), what),
-        )
+        with Interrupt("after this batch and a last meeting of the best") as interrupt:
+            return tune(
+                workloads,
+                args.seconds,
+                args.target,
+                lambda gone, what: progress.update(min(round(gone), total - 1), what),
+                lambda: interrupt.asked,
+            )
     finally:
         progress.close()
 
@@ -182,7 +185,7 @@ def text(result: dict[str, Any]) -> str:
     for row in result["rows"]:
         if row["reached"]:
             times = [f"{row['before_us']:.1f}", f"{row['after_us']:.1f}", f"{row['gain']:.2f}x"]
-            tried = f"{row['measured']}{' (all)' if row['finished'] else ''}"
+            tried = f"{row['measured']}{' (all)' if row['ended'] == 'all' else ''}"
             lines.append([row["workload"], str(row["calls"]), *times, tried])
         else:
             lines.append([row["workload"], str(row["calls"]), "-", "-", "-", "no time left"])

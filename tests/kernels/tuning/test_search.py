@@ -60,13 +60,13 @@ def tuned(machine, seconds=1000.0, in_use=None, **more):
 @pytest.mark.parametrize("noise", [0.0, 0.05])
 def test_it_walks_to_the_best(noise):
     found = tuned(Formula(bowl, noise))
-    assert found.schedule == {"x": 5, "y": 3} and found.finished and found.refused == 0
+    assert found.schedule == {"x": 5, "y": 3} and found.ended == "all" and found.refused == 0
     assert found.after / found.before == pytest.approx(1 / bowl(0, 0), rel=0.05)
 
 
 def test_it_keeps_what_is_when_nothing_is_faster():
     found = tuned(Formula(lambda x, y: 1 + abs(x) + abs(y)))
-    assert found.schedule is None and found.after == found.before and found.finished
+    assert found.schedule is None and found.after == found.before and found.ended == "all"
     assert found.measured == 8, "the neighbours, and nothing beyond them"
 
 
@@ -87,16 +87,23 @@ def test_a_wrong_result_is_refused_however_fast():
 def test_it_ends_in_time_and_goes_on_where_it_was():
     first = Formula(bowl)
     one = tuned(first, seconds=12)
-    assert not one.finished and one.measured <= 12 and first.time <= 12 + BATCH
+    assert one.ended == "time" and one.measured <= 12 and first.time <= 12 + BATCH
     second = Formula(bowl)
     two = tuned(second)
-    assert two.finished and two.schedule == {"x": 5, "y": 3}
+    assert two.ended == "all" and two.schedule == {"x": 5, "y": 3}
     again = Formula(bowl)
     three = tuned(again, in_use=two.schedule)
-    assert three.measured == 0 and three.finished and three.schedule is None
+    assert three.measured == 0 and three.ended == "all" and three.schedule is None
     once = [s for s in second.prepared if Log(KEY, DERIVED).has(s)]
     assert all(once.count(s) <= 2 for s in once), "measured once, and once more in the last meeting"
     assert one.measured + two.measured == len(Log(KEY, DERIVED).known)
+
+
+def test_a_stop_keeps_what_was_found():
+    machine = Formula(bowl)
+    found = tuned(machine, stopped=lambda: len(machine.prepared) >= 20)
+    assert found.ended == "stopped" and found.measured == 19
+    assert found.schedule is not None and found.after < found.before
 
 
 def test_another_derived_schedule_is_measured_anew():

@@ -159,12 +159,18 @@ def test_what_was_tried_much_waits_for_the_others():
 
 
 def test_an_interruption_keeps_what_is_done(quick, monkeypatch):
-    def interrupted(*_):
+    def interrupted(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(tune, "search", interrupted)
     result = tune.tune({WORKLOADS[0]: 1}, 1.0)
     assert result["interrupted"] and result["rows"] == [] and result["summary"]["gain"] is None
+
+
+def test_a_stopped_search_is_the_last(quick):
+    result = tune.tune({WORKLOADS[0]: 1, WORKLOADS[1]: 1}, 5.0, stopped=lambda: True)
+    (row,) = result["rows"]
+    assert result["interrupted"] and row["ended"] == "stopped" and row["measured"] == 0
 
 
 def test_only_this_machines_chip_can_be_measured():

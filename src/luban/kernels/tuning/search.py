@@ -33,6 +33,7 @@ LAST_ROUND = 2.0
 SEARCHED = 0.85  # part of the time; the rest is for the last meeting
 WORTH = 0.98  # of the time in use that a schedule must beat in the end: less is within what measurements scatter
 DOUBT = 0.01  # chance that one of several schedules as fast as the one in use wins so many of the last turns
+TIME, ALL, STOPPED = "time", "all", "stopped"
 
 
 class Trial(Protocol):
@@ -47,8 +48,8 @@ class Trial(Protocol):
 class Outcome:
     """What a search found. `schedule` is the better one, None where the one in use stays; times in seconds a call.
 
-    `measured` and `refused` count what this search tried and how many gave wrong results; `finished` says that nothing is left
-    to try.
+    `measured` and `refused` count what this search tried and how many gave wrong results. It `ended` since the time was
+    up (TIME), since nothing was left to try (ALL) or since a person stopped it (STOPPED).
     """
 
     schedule: Schedule | None
@@ -56,7 +57,7 @@ class Outcome:
     after: float
     measured: int
     refused: int
-    finished: bool
+    ended: str
 
 
 def search(
@@ -68,21 +69,31 @@ def search(
     seconds: float,
     show: Callable[[int, float], None] = lambda tried, best: None,
     clock: Callable[[], float] = time.monotonic,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> Outcome:
-    """Looks for a faster schedule for so long. `show` hears how many were tried and the best speed over the derived one."""
+    """Looks for a faster schedule for so long, or until it is `stopped`; then the best meet once more, which takes seconds.
+
+    `show` hears how many were tried and the best speed over the derived one.
+    """
     end = clock() + seconds * SEARCHED
     base = sure(trial, derived)
-    tried = refused = 0
-    finished = False
-    while clock() < end and not finished:
+    tried, refused, ended = 0, 0, TIME
+
+    def over() -> bool:
+        return clock() >= end or stopped()
+
+    while not over():
         batch = _unknown(log, [*log.best(LEADERS), derived], near)
-        finished = not batch
-        for schedule, ratio in _batch(trial, base, batch, clock, end):
+        if not batch:
+            ended = ALL
+            break
+        for schedule, ratio in _batch(trial, base, batch, over):
             log.add(schedule, ratio)
             tried, refused = tried + 1, refused + (ratio is None)
         best = log.best(1)
         show(tried, 1 / log.ratio(best[0]) if best else 1.0)
-    return _last(trial, log, derived, in_use, (tried, refused, finished))
+    ended = STOPPED if stopped() else ended
+    return _last(trial, log, derived, in_use, (tried, refused, ended))
 
 
 def _unknown(log: Log, leaders: Sequence[Schedule], near: Callable[[Schedule], list[Schedule]]) -> list[Schedule]:
@@ -113,13 +124,13 @@ def sure(trial: Trial, schedule: Schedule) -> Run:
 
 
 def _batch(
-    trial: Trial, base: Run, batch: Sequence[Schedule], clock: Callable[[], float], end: float
+    trial: Trial, base: Run, batch: Sequence[Schedule], over: Callable[[], bool]
 ) -> list[tuple[Schedule, float | None]]:
     """The ratios of a batch, as far as the time goes."""
     done: list[tuple[Schedule, float | None]] = []
     alive: list[tuple[Schedule, Run, list[float]]] = []
     for schedule in batch:
-        if clock() >= end:
+        if over():
             break
         run = trial.prepare(schedule)
         if run is None:
@@ -144,7 +155,7 @@ def _turns(seconds: float, runs: int, wanted: float, bounds: tuple[int, int]) ->
     return max(least, min(most, round(wanted / max(MOMENT, seconds) / (runs + 1))))
 
 
-def _last(trial: Trial, log: Log, derived: Schedule, in_use: Schedule, counts: tuple[int, int, bool]) -> Outcome:
+def _last(trial: Trial, log: Log, derived: Schedule, in_use: Schedule, counts: tuple[int, int, str]) -> Outcome:
     """The fastest few, and the derived schedule where another one is in use, against the one in use."""
     rivals = [s for s in log.best(LEADERS) if s != in_use]
     if derived != in_use:

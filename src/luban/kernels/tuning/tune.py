@@ -49,12 +49,17 @@ class Item:
 
 
 def tune(
-    workloads: Mapping[Workload, int], seconds: float, target: str = "native", show: Show = lambda gone, what: None
+    workloads: Mapping[Workload, int],
+    seconds: float,
+    target: str = "native",
+    show: Show = lambda gone, what: None,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
     """Tunes workloads, given with how often each runs, and keeps what is faster in the user's table.
 
     Returns {"chip", "table", "rows", "summary"}. Raises TargetError for a chip that is not this machine's and LubanError
-    where the table cannot be written. What was measured before is not measured again.
+    where the table cannot be written. What was measured before is not measured again. Once `stopped` says so, the workload
+    in hand is the last one, and the result has "interrupted".
     """
     chip = this_machine(target)
     json_lines.ensure(schedules.table_path())  # said before anything is measured
@@ -64,8 +69,11 @@ def tune(
     with _all_cores(chip):
         try:
             items = _weighed(workloads, chip, lambda what: show(time.monotonic() - began, what))
-            for row in _tuned(items, chip, began, seconds, show):
+            for row in _tuned(items, chip, began, seconds, show, stopped):
                 rows.append(row)
+                if stopped():
+                    interrupted = True
+                    break
         except KeyboardInterrupt:
             interrupted = True
     result = {"chip": schedules.chip_of(chip), "table": str(schedules.table_path()), "rows": rows}
@@ -109,7 +117,9 @@ def _weighed(workloads: Mapping[Workload, int], target: Target, show: Callable[[
     return sorted(found, key=lambda item: (-item.promise, str(item.workload)))
 
 
-def _tuned(items: list[Item], target: Target, began: float, seconds: float, show: Show) -> Iterator[dict[str, Any]]:
+def _tuned(
+    items: list[Item], target: Target, began: float, seconds: float, show: Show, stopped: Callable[[], bool]
+) -> Iterator[dict[str, Any]]:
     """One row a workload. What is left of the time is dealt out by what they promise."""
     total = sum(item.weight for item in items)
     for i, item in enumerate(items):
@@ -119,10 +129,12 @@ def _tuned(items: list[Item], target: Target, began: float, seconds: float, show
             yield {**row, "reached": False}
             continue
         own = max(LEAST, left * item.promise / sum(other.promise for other in items[i:]))
-        yield {**row, "reached": True, **_one(item.workload, target, own, began, show)}
+        yield {**row, "reached": True, **_one(item.workload, target, own, began, show, stopped)}
 
 
-def _one(workload: Workload, target: Target, seconds: float, began: float, show: Show) -> dict[str, Any]:
+def _one(
+    workload: Workload, target: Target, seconds: float, began: float, show: Show, stopped: Callable[[], bool]
+) -> dict[str, Any]:
     own = family(workload, target)
     derived, in_use = codec.encode(own.derived), own.in_use
     log = Log(own.key, derived)
@@ -132,7 +144,7 @@ def _one(workload: Workload, target: Target, seconds: float, began: float, show:
 
     shown(0, 1.0)
     machine = Machine(workload, target, own)
-    found = search(machine, log, derived, in_use, own.near, seconds, shown)
+    found = search(machine, log, derived, in_use, own.near, seconds, shown, stopped=stopped)
     if found.schedule is not None:
         schedules.store(Entry(own.key, found.schedule, _facts(found)))
     return {
@@ -152,7 +164,7 @@ def _facts(found: Outcome) -> dict[str, float]:
 
 
 def _counts(found: Outcome) -> dict[str, Any]:
-    return {"measured": found.measured, "refused": found.refused, "finished": found.finished}
+    return {"measured": found.measured, "refused": found.refused, "ended": found.ended}
 
 
 def _summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
