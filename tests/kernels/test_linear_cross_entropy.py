@@ -256,3 +256,12 @@ def test_the_logits_never_exist_as_a_whole():
     tokens = torch.randint(0, 50257, (4096,))
     program = step._program([tokens, tokens])[1].program
     assert program.metadata["arena"]["bytes"] < 300 << 20
+
+
+def test_a_plain_cross_entropy_in_a_step_keeps_no_log_softmax():
+    """Logits and their gradient are 98 MiB each; the log-softmax in between is computed again from the logits."""
+    model = torch.nn.Linear(8, 50257)
+    step = luban.train_step(model, F.cross_entropy, torch.optim.SGD(model.parameters(), 0.1))
+    x, target = torch.randn(512, 8), torch.randint(0, 50257, (512,))
+    temps = sorted(t["bytes"] >> 20 for t in step._program([x, target])[1].program.metadata["temps"])
+    assert temps[-2:] == [98, 98] and temps[-3] < 10

@@ -15,6 +15,7 @@ from luban.compiler.codegen.llvm.kernel import emit_kernel
 from luban.compiler.codegen.llvm.program import Call, Operand, emit_entry
 from luban.compiler.ir import graph
 from luban.compiler.ir.dtypes import bytes_of
+from luban.compiler.lowering.in_place import take_over
 from luban.compiler.lowering.naming import kernel_name
 from luban.compiler.lowering.nan import NanChecks
 from luban.compiler.lowering.plan import Life, plan_arena
@@ -28,7 +29,9 @@ from luban.runtime.report import stage
 from luban.symbolic import Dim, product, symbol
 from luban.targets.target import Target
 
-GRAPH_PIPELINE = "simplify,arg_reductions,cse,joins,attention_heads,inline_casts,dce,contract_layout,packed_casts,recompute,fuse"
+GRAPH_PIPELINE = (
+    "simplify,arg_reductions,cse,joins,attention_heads,inline_casts,dce,contract_layout,packed_casts,recompute,fuse"
+)
 
 
 @dataclass
@@ -185,11 +188,27 @@ def _place_values(
             first.setdefault(v, number)
             last[v] = number
             sizes[v] = product(v.type.shape) * bytes_of(v.type.dtype)  # type: ignore[attr-defined]
+    taken = _taken_over(kernels, places, last)
     for value, begin in first.items():
-        if value not in places:
+        if value in taken:
+            places[value] = places[taken[value]]
+            at = places[value][1]
+            lives[at] = replace(lives[at], last=last[value])
+        elif value not in places:
             places[value] = ("temp", len(lives), 0)
             lives.append(Life(sizes[value], begin, last[value]))
     return places, lives
+
+
+def _taken_over(kernels: Kernels, places: dict[Any, Operand], last: dict[Any, int]) -> dict[SSAValue, SSAValue]:
+    """Temporaries that take the memory of another one whose last reader makes them."""
+    found: dict[SSAValue, SSAValue] = {}
+    for number, (_, inputs, outputs) in enumerate(kernels.calls):
+        owner = outputs[0].owner if outputs else None
+        if isinstance(owner, graph.GroupOp):
+            dying = [v for v in inputs if v not in places and last[v] == number]
+            found.update({v: old for v, old in take_over(owner, dying).items() if v not in places})
+    return found
 
 
 def _place_outputs(block, metadata: dict[str, Any], places: dict[Any, Operand]) -> None:

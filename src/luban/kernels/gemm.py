@@ -21,6 +21,7 @@ from luban.compiler.lowering.evaluator import Evaluator
 from luban.compiler.lowering.registry import Lowered, Request
 from luban.compiler.lowering.schedule import merge_axes, place_group
 from luban.compiler.passes.graph.grouping import Group
+from luban.kernels import convolution
 from luban.kernels.dot_writer import Matrix, Passes, dot, pack_a, pack_b, packed_depth, panel_elements
 from luban.kernels.gemm_blocks import with_blocks
 from luban.kernels.gemm_schedule import GemmSchedule, Shape, choose
@@ -57,6 +58,8 @@ class Problem:
 
 def lower(request: Request) -> Lowered:
     """The kernel of a contraction and the maps fused into its store."""
+    if "window" in request.group.body.block.first_op.properties:  # type: ignore[union-attr]
+        return convolution.lower(request)
     group = place_group(request.group)
     yields = request.group.body.block.last_op
     leaving = list(dict.fromkeys(yields.operands))  # type: ignore[union-attr]
@@ -249,5 +252,8 @@ class _Gemm(Evaluator):
             exact, value = value, b.insert(arith.TruncFOp.create(operands=[value], result_types=[dtype]))
             b.unrounded[value] = exact
         self.cache = {**self.known, self.result: value}
-        for v in self.leaving:
-            b.store(self.value(v), self.buffer[v], *self.address(self.member(v).writes))
+        values = [
+            (v, self.value(v)) for v in self.leaving
+        ]  # all before the first store, which may overwrite what one reads
+        for v, got in values:
+            b.store(got, self.buffer[v], *self.address(self.member(v).writes))

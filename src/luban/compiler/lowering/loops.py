@@ -233,8 +233,11 @@ class _Emitter(Evaluator):
 
         def body(values: Sequence[SSAValue]) -> list[SSAValue]:
             self.cache = dict(self.row_values)
-            for v in stores:
-                self._keep(v, self.value(v), scratch)
+            kept = [
+                (v, self.value(v)) for v in stores
+            ]  # all before the first store: it may overwrite what another reads
+            for v, got in kept:
+                self._keep(v, got, scratch)
             for m in reduces:
                 if m in self.late and not is_full_reduction(m, self.passes):
                     self._accumulate_columns(m)

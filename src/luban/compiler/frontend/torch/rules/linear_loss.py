@@ -26,7 +26,9 @@ from luban.compiler.frontend.torch.views import View, moved, permute, slice_dim
 from luban.symbolic import Dim, floordiv
 
 SCRATCH = 64 << 20  # bytes of logits that exist at a time
-FEWEST = 256  # rows of a part where there are as many: every part reads and writes the weight's gradient once
+# Rows of a part where there are as many: each part packs the weight twice and adds to its gradient. A step of 1,024 rows of
+# 384 features and 50,257 classes takes one thread 953 ms with parts of 130 rows, 806 with 260, 754 with 521.
+FEWEST = 512
 
 
 @dataclass(frozen=True)
