@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import math
 
@@ -225,3 +226,14 @@ def test_given_options_win_over_the_size_and_a_resumed_run_keeps_its_own(tmp_pat
         (tmp_path / "config.json").write_text(damaged)
         with pytest.raises(ConfigError, match=said):
             parsed("--resume", "--out", str(tmp_path))
+
+
+def test_the_fused_cross_entropy_is_lubans():
+    parser = argparse.ArgumentParser()
+    options.configure(parser)
+    assert parser.parse_args(["--fuse-cross-entropy"]).fuse_cross_entropy is True
+    assert parser.parse_args([]).fuse_cross_entropy is None  # a resumed run keeps what it had
+    chosen = options.Options(run_dir="x", **options._QUICK, fuse_cross_entropy=True)
+    options.check(chosen)
+    with pytest.raises(ConfigError, match="fuse-cross-entropy"):
+        options.check(dataclasses.replace(chosen, backend="eager"))

@@ -37,6 +37,7 @@ class Options:
     seed: int = 0
     workers: int = 1
     detect_nan: bool = False
+    fuse_cross_entropy: bool = False
     resume: bool = False
 
 
@@ -66,7 +67,17 @@ _FULL = dict(
 )
 
 # What a resumed run may change; anything else would make it another training.
-_MAY_CHANGE = {"steps", "backend", "eval_every", "checkpoint_every", "detect_nan", "resume", "run_dir", "workers"}
+_MAY_CHANGE = {
+    "steps",
+    "backend",
+    "eval_every",
+    "checkpoint_every",
+    "detect_nan",
+    "fuse_cross_entropy",
+    "resume",
+    "run_dir",
+    "workers",
+}
 _POSITIVE = (
     *("layers", "heads", "width", "context", "batch", "steps", "eval_every", "checkpoint_every", "workers"),
     *("lr", "clip"),
@@ -93,6 +104,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         ("checkpoint-every", "steps between checkpoints"),
     ):
         parser.add_argument(f"--{name}", type=int, metavar="N", help=what)
+    parser.add_argument(
+        "--fuse-cross-entropy",
+        action="store_true",
+        default=None,
+        help="never write the logits as a whole: less memory with a large vocabulary, the same gradients (backend luban)",
+    )
     parser.add_argument("--lr", type=float, metavar="X", help="peak learning rate")
     parser.add_argument("--clip", type=float, metavar="X", help="largest norm of all gradients together (default: 1.0)")
 

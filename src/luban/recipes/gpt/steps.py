@@ -65,7 +65,14 @@ def _inductor(model: nn.Module, optimizer: torch.optim.Optimizer, options: Optio
 def _luban(model: nn.Module, optimizer: torch.optim.Optimizer, options: Options) -> Step:
     import luban
 
-    return luban.train_step(model, None, optimizer, max_norm=options.clip, detect_nan=options.detect_nan)
+    return luban.train_step(
+        model,
+        None,
+        optimizer,
+        max_norm=options.clip,
+        detect_nan=options.detect_nan,
+        fuse_cross_entropy=options.fuse_cross_entropy,
+    )
 
 
 _BACKENDS = {"eager": _eager, "inductor": _inductor, "luban": _luban}
