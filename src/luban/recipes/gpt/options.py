@@ -143,6 +143,8 @@ def of_size(quick: bool, **chosen: Any) -> Options:
 
 def check(options: Options) -> None:
     """Raises ConfigError, in one sentence, for a choice that cannot work."""
+    if options.fuse_cross_entropy and options.backend != "luban":
+        raise ConfigError(f"--fuse-cross-entropy is Luban's; leave it out with --backend {options.backend}")
     if options.workers > 1:
         raise ConfigError(
             f"--workers {options.workers}: data-parallel training is not part of this version; use --workers 1"
