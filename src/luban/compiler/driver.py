@@ -27,7 +27,9 @@ from luban.runtime.report import stage
 from luban.symbolic import Dim, product, symbol
 from luban.targets.target import Target
 
-GRAPH_PIPELINE = "simplify,arg_reductions,cse,joins,attention_heads,inline_casts,dce,contract_layout,packed_casts,recompute,fuse"
+GRAPH_PIPELINE = (
+    "simplify,arg_reductions,cse,joins,attention_heads,inline_casts,dce,contract_layout,packed_casts,recompute,fuse"
+)
 
 
 @dataclass

@@ -39,6 +39,7 @@ class Operand:
     outer: Dim
     k: Dim
     offset: Dim
+    unsigned: bool = False
 
 
 @dataclass(frozen=True)
@@ -92,8 +93,11 @@ def problem_of(op: Operation) -> Problem:
     nb = op.properties["counts"].data[0].data  # type: ignore[union-attr]
     m, n, k = domain[nb:]
     a, b = op.properties["accesses"].data  # type: ignore[union-attr]
-    left = Operand(op.operands[0], tuple(a.strides[:nb]), a.strides[nb], a.strides[nb + 2], a.offset)
-    right = Operand(op.operands[1], tuple(b.strides[:nb]), b.strides[nb + 1], b.strides[nb + 2], b.offset)
+    unsigned = op.properties.get("unsigned", StringAttr("")).data  # type: ignore[attr-defined]
+    left = Operand(op.operands[0], tuple(a.strides[:nb]), a.strides[nb], a.strides[nb + 2], a.offset, "a" in unsigned)
+    right = Operand(
+        op.operands[1], tuple(b.strides[:nb]), b.strides[nb + 1], b.strides[nb + 2], b.offset, "b" in unsigned
+    )
     precision = op.properties.get("precision", StringAttr("highest")).data  # type: ignore[attr-defined]
     return Problem(tuple(domain[:nb]), m, n, k, left, right, op.multiplied, precision)  # type: ignore[attr-defined]
 
@@ -120,7 +124,8 @@ class _Gemm(Evaluator):
             problem.b.k,
         )
         held = tuple(o.value.type.dtype for o in (problem.a, problem.b))  # type: ignore[attr-defined]
-        self.schedule: GemmSchedule = choose(request.target, shape, problem.element, held, problem.precision)
+        signs = (problem.a.unsigned, problem.b.unsigned)
+        self.schedule: GemmSchedule = choose(request.target, shape, problem.element, held, problem.precision, signs)
         if request.tile_size is not None:
             self.schedule = with_blocks(self.schedule, shape, request.tile_size)
 
@@ -234,7 +239,7 @@ class _Gemm(Evaluator):
         for index, stride in [*zip(batch, o.batch, strict=True), (start, o.outer), (k0, o.k)]:
             if stride != 0:
                 base = b.add(base, index if stride == 1 else b.mul(index, b.dim(stride)))
-        return Matrix(self.buffer[o.value], base, o.outer, o.k)
+        return Matrix(self.buffer[o.value], base, o.outer, o.k, unsigned=o.unsigned)
 
     # ---- the store
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from xdsl.dialects.builtin import i8
 from xdsl.ir import Attribute
 
 from luban.compiler.ir.dtypes import bytes_of
 from luban.kernels.dot_writer import packed_depth
+from luban.kernels.integer_tiles import integer_tile, streaming_integers
 from luban.kernels.register_tiles import RegisterTile, fit, register_tile, split_tile, streaming_tile
 from luban.symbolic import Dim
 from luban.targets.target import Target
@@ -64,7 +66,7 @@ TASKS = 4  # most tasks a core
 # Cycles that an element of A or B costs where it is packed and where it is read as it lies, and products a cycle of a unit
 # (Xeon with AMX, one core).
 PACK, READ = 0.2, 0.05
-SPEED = {"fma": 32.0, "bf16_dot": 64.0, "bfdot": 64.0, "amx": 512.0}
+SPEED = {"fma": 32.0, "bf16_dot": 64.0, "bfdot": 64.0, "amx": 512.0, "amx_int8": 1024.0, "vpdpbusd": 128.0}
 STREAM_ROWS = 8  # rows of A up to which a product is no more than reading B
 FEW_ROWS = 64  # rows up to which packing B is most of the work: long pieces of its rows, pass by pass over k
 STREAMS = 8  # rows of B read side by side: the prefetchers follow as many streams
@@ -78,14 +80,16 @@ def choose(
     dtype: Attribute,
     held: tuple[Attribute, ...] | None = None,
     precision: str = "highest",
+    unsigned: tuple[bool, bool] = (False, False),
 ) -> GemmSchedule:
     """The schedule for a shape on a target.
 
     dtype is the type in which the operands are multiplied, `held` the types in which they lie: an operand of another type
-    than the unit's is converted when it is packed.
+    than the unit's is converted when it is packed. `unsigned`: which of two 8-bit integer operands have no sign.
     """
     m, n, k = _known(shape.m, 1024), _known(shape.n, 1024), _known(shape.k, 1024)
-    t = fit(split_tile(target, dtype, precision) or register_tile(target, dtype), target, n)
+    plain = integer_tile(target, unsigned) if dtype == i8 else register_tile(target, dtype)
+    t = fit(split_tile(target, dtype, precision) or plain, target, n)
     batch, size = _known(shape.batch, 1), bytes_of(t.element)
     cast = [t.terms > 1 or ty != t.element for ty in held or (dtype, dtype)]
     if m < t.mr and not t.whole:
@@ -117,7 +121,7 @@ def choose(
 def _streaming(target: Target, dtype: Attribute, sizes: tuple[int, int, int, int]) -> GemmSchedule:
     """Few rows: B is read once, some of its rows side by side from end to end, while the sums wait in the first cache."""
     m, k = sizes[1], sizes[3]
-    t = streaming_tile(target, dtype, m)
+    t = streaming_integers(target, m) if dtype == i8 else streaming_tile(target, dtype, m)
     _, share_n = _shares(target.cores, sizes, t, (READ, READ))
     return GemmSchedule(t, m, share_n, m, share_n, k, STREAMS, "rows", False, False, True)
 

@@ -66,6 +66,12 @@ def conform(values: Any, element: Attribute) -> np.ndarray:
     return array.astype(dtype)
 
 
+def unsigned_view(values: np.ndarray, unsigned: Any, name: str) -> np.ndarray:
+    """8-bit integers read without a sign where `unsigned` (a StringAttr or None) lists the operand `name`."""
+    listed = unsigned is not None and name in unsigned.data
+    return values.view(np.uint8) if listed and values.dtype == np.int8 else values
+
+
 def from_array(value: Any, element: Attribute, what: str = "the array") -> np.ndarray:
     """A NumPy array or torch tensor as a contiguous array of an IR element type, without changing its values.
 

@@ -314,7 +314,9 @@ def _steps(k: Value, kk: int, multiple: int) -> Value:
 def _pack(ctx: Context, op: tile.PackOp) -> None:
     """Copies a block, and zeros for its padding, tile by tile."""
     if op.parts is not None:
-        raise ConfigError("tile.pack takes values apart, which no Triton target asks for; schedule the kernel for this one")
+        raise ConfigError(
+            "tile.pack takes values apart, which no Triton target asks for; schedule the kernel for this one"
+        )
     outer, k, base = (ctx.held(ctx.scalar(v, "the size of a pack")) for v in (op.outer, op.k, op.base))
     panel, kk = op.panel.data, op.kk.data
     with tiles(ctx, _padded(outer, panel), _padded(k, op.padding), COPY, COPY, op) as (i, j):
