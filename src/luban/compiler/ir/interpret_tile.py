@@ -16,7 +16,7 @@ from luban import symbolic
 from luban.compiler.ir import tile
 from luban.compiler.ir.attributes import BufferType, Dims
 from luban.compiler.ir.interpret_graph import identity
-from luban.compiler.ir.numeric_types import conform, from_array, is_float, numpy_dtype, unsigned_view
+from luban.compiler.ir.numeric_types import conform, from_array, is_float, numpy_dtype, poisoned, unsigned_view
 from luban.compiler.ir.scalar_semantics import evaluate, random
 from luban.compiler.ir.tile_memory import Memory, pack, part_of, unpacked
 from luban.errors import ConfigError, LubanError, VerificationError
@@ -239,10 +239,7 @@ def _where(machine: Machine, op: Operation) -> Callable[[], str]:
 
 def _alloc(machine: Machine, op: tile.AllocOp, operands: list[Any]) -> list[Any]:
     element, count = op.buffer.type.dtype, machine.dims(op.elements)[0]
-    dtype = numpy_dtype(element)
-    # Undefined contents are poison, so that a read before the first write shows in the result.
-    poison: Any = np.nan if is_float(element) else (True if dtype == np.bool_ else np.iinfo(dtype).max - 21)
-    return [Memory(np.full(count, poison, dtype), element, f"a scratch buffer of {machine.kernel.sym_name.data}")]
+    return [Memory(poisoned(count, element), element, f"a scratch buffer of {machine.kernel.sym_name.data}")]
 
 
 def _check(machine: Machine, op: tile.CheckOp, operands: list[Any]) -> list[Any]:

@@ -66,6 +66,13 @@ def conform(values: Any, element: Attribute) -> np.ndarray:
     return array.astype(dtype)
 
 
+def poisoned(count: int, element: Attribute) -> np.ndarray:
+    """Undefined contents: values that show in a result where they are read before the first write."""
+    dtype = numpy_dtype(element)
+    poison: Any = np.nan if is_float(element) else (True if dtype == np.bool_ else np.iinfo(dtype).max - 21)
+    return np.full(count, poison, dtype)
+
+
 def unsigned_view(values: np.ndarray, unsigned: Any, name: str) -> np.ndarray:
     """8-bit integers read without a sign where `unsigned` (a StringAttr or None) lists the operand `name`."""
     listed = unsigned is not None and name in unsigned.data
