@@ -174,10 +174,13 @@ class _Gemm(Evaluator):
         b, p, s = self.b, self.problem, self.schedule
         zero, k = b.dim(0), b.dim(p.k)
         passes = Passes(self.partial, s.depth if self.partial is not None else None, s.order)
+        one_block = s.mc >= s.share_m  # of rows, which is then packed once
+        packed = self._left(batch, rows[0], rows[1], zero, k) if one_block else None
         with self._blocks(columns) as (j0, n):
             right = self._right(batch, j0, n, zero, k)
             with self._blocks(rows) as (i0, m):
-                self._dot(self._left(batch, i0, m, zero, k), right, (m, n, k), batch, (i0, j0), passes)
+                left = packed or self._left(batch, i0, m, zero, k)
+                self._dot(left, right, (m, n, k), batch, (i0, j0), passes)
 
     def _task(self, batch: list[SSAValue], columns: Span, rows: Span) -> None:
         """Passes over k, between which the sums of a block wait."""

@@ -108,9 +108,15 @@ def choose(
     wide, scratch = near // (depth * size), SCRATCH // (deep * size)
     by_rows = m <= FEW_ROWS and shape.b_k != 1 and deep > depth
     if isinstance(shape.k, int) and scratch >= min(share_n, 4 * t.nr) and not by_rows:
+        all_rows = t.whole and share_m * deep * size <= near
+        if all_rows and deep > depth:
+            # All of A stays in the second-level cache beside a block of B: no sums wait, and what is packed is used while
+            # it is near (128 x 4096 x 4096 with B transposed: int8 1,600 instead of 1,190, bfloat16 650 instead of 510).
+            depth, wide = deep, near // 2 // (deep * size)
         passes = deep > depth
         nc = _block(t.nr, share_n, min(wide, scratch, math.isqrt(near // 4)) if passes else min(wide, scratch))
-        mc = _block(t.mr, share_m, near // 8 // nc if passes else near // 2 // (deep * size) if pack_a else share_m)
+        few = near // 8 // nc if passes else near // 2 // (deep * size)
+        mc = _block(t.mr, share_m, few if passes or (pack_a and not all_rows) else share_m)
         kc = k
     else:
         kc, mc, nc = depth, share_m, _block(t.nr, share_n, near // (packed_depth(t, depth) * size))
