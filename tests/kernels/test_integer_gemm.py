@@ -17,7 +17,7 @@ from xdsl.dialects.builtin import i8
 from luban import targets
 from luban.compiler import apply_arch_specific_opts, compile_to_binary, generate_tiled_ir
 from luban.errors import TargetError
-from luban.kernels.gemm_schedule import Shape, choose
+from luban.kernels.gemm_schedule import Shape, choose, turns
 from luban.kernels.integer_tiles import integer_tile
 from luban.targets import x86_64
 from luban.targets.target import Cache
@@ -109,7 +109,7 @@ def test_every_regime(caches, turned):
     """One pass; passes within a packed B; B packed pass by pass; few rows; more columns and rows than a block."""
     target = replace(HOST, caches=tuple(Cache(i + 1, kb << 10) for i, kb in enumerate(caches)))
     left, right = ("columns" if t else "rows" for t in turned)
-    for m, n, k in ((70, 130, 1400), (65, 260, 129), (3, 700, 90), (8, 333, 257), (257, 70, 33)):
+    for m, n, k in ((70, 130, 1400), (65, 260, 129), (3, 700, 90), (8, 333, 257), (257, 70, 33), (9, 300, 256)):
         a, b = drawn(m, k, layout=left), drawn(k, n, layout=right, seed=1)
         assert np.array_equal(compiled(a, b, target)(a, b).numpy(), exact(a, b)), (m, n, k)
 
@@ -178,6 +178,33 @@ def test_a_quantised_layer_is_one_kernel(machine, name, unsigned):
     scale = want.double().abs().max()
     step = 1.0 if name == "requantised" else 1e-2 * scale if name == "bfloat16" else 1e-6 * scale
     assert (got.double() - want.double()).abs().max() <= step
+
+
+@pytest.mark.parametrize("rows", [1, 9, 12, 13])
+def test_few_rows_by_a_large_weight(machine, rows):
+    """Up to 12 rows a chip with a matrix unit reads the weight in place and computes the transpose."""
+    k = max(HOST.l2_bytes // 512, 2048) // 64 * 64 + 64  # more than the second-level cache holds
+    x, w = drawn(rows, k), drawn(640, k, seed=1).t()
+    sx, sw, b = torch.rand(rows, 1) * 0.01, torch.rand(640) * 0.01, torch.randn(640)
+    run = machine.compile(lambda x, w, sx, sw, b: torch._int_mm(x, w) * sx * sw + b, (x, w, sx, sw, b))
+    want = torch.from_numpy(exact(x, w)) * sx * sw + b
+    assert len(run.kernels) == 1
+    assert (run(x, w, sx, sw, b)[0] - want).abs().max() <= 1e-6 * want.abs().max()
+    assert np.array_equal(machine.compile(torch._int_mm, (x, w))(x, w)[0].numpy(), exact(x, w))
+
+
+def test_transposes_are_computed_where_they_pay():
+    chip = targets.get("x86-64-amx")
+    tile = integer_tile(chip)
+    held = (i8, i8)
+    lies = lambda m, k=4096, b_n=4096: Shape(1, m, 4096, k, k, 1, b_n, 1)  # noqa: E731
+    assert turns(chip, lies(1), tile, held) and turns(chip, lies(12), tile, held)
+    assert not turns(chip, lies(13), tile, held), "too many rows"
+    assert not turns(chip, lies(8, 4095, 4095), tile, held), "rows of B begin inside cache lines"
+    assert not turns(chip, Shape(1, 8, 4096, 4096, 4096, 1, 1, 4096), tile, held), "columns of B are neighbours"
+    assert not turns(chip, Shape(1, 8, 64, 4096, 4096, 1, 4096, 1), tile, held), "B stays in a cache"
+    assert not turns(chip, Shape(1, "s0", 4096, 4096, 4096, 1, 4096, 1), tile, held)
+    assert not turns(targets.get("x86-64-avx512-bf16"), lies(8), integer_tile(targets.get("x86-64-avx512-bf16")), held)
 
 
 # ---- chips

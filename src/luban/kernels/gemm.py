@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import StringAttr
@@ -23,7 +23,7 @@ from luban.compiler.lowering.schedule import merge_axes, place_group
 from luban.compiler.passes.graph.grouping import Group
 from luban.kernels.dot_writer import Matrix, Passes, dot, pack_a, pack_b, packed_depth, panel_elements
 from luban.kernels.gemm_blocks import with_blocks
-from luban.kernels.gemm_schedule import GemmSchedule, Shape, choose
+from luban.kernels.gemm_schedule import GemmSchedule, Shape, choose, tile_of, turns
 from luban.symbolic import Dim, floordiv, product
 
 # rows or columns of a task: the first, how many, how many at most, how many at a time
@@ -54,6 +54,20 @@ class Problem:
     b: Operand
     element: Attribute
     precision: str
+
+    @property
+    def shape(self) -> Shape:
+        a, b = self.a, self.b
+        return Shape(product(self.batch), self.m, self.n, self.k, a.outer, a.k, b.outer, b.k)
+
+    @property
+    def held(self) -> tuple[Attribute, ...]:
+        """The types in which the operands lie."""
+        return tuple(o.value.type.dtype for o in (self.a, self.b))  # type: ignore[attr-defined]
+
+    @property
+    def signs(self) -> tuple[bool, bool]:
+        return self.a.unsigned, self.b.unsigned
 
 
 def lower(request: Request) -> Lowered:
@@ -113,19 +127,14 @@ class _Gemm(Evaluator):
         super().__init__(builder, group, dict(zip((*self.external, *leaving), builder.buffers, strict=True)))
         self.problem, self.leaving = problem, leaving
         self.result = group.members[0].op.results[0]
-        shape = Shape(
-            product(problem.batch),
-            problem.m,
-            problem.n,
-            problem.k,
-            problem.a.outer,
-            problem.a.k,
-            problem.b.outer,
-            problem.b.k,
+        tile = tile_of(request.target, problem.element, problem.precision, problem.signs)
+        self.turned = request.tile_size is None and turns(request.target, problem.shape, tile, problem.held)
+        if self.turned:
+            self.problem = problem = replace(problem, m=problem.n, n=problem.m, a=problem.b, b=problem.a)
+        shape = problem.shape
+        self.schedule: GemmSchedule = choose(
+            request.target, shape, problem.element, problem.held, problem.precision, problem.signs
         )
-        held = tuple(o.value.type.dtype for o in (problem.a, problem.b))  # type: ignore[attr-defined]
-        signs = (problem.a.unsigned, problem.b.unsigned)
-        self.schedule: GemmSchedule = choose(request.target, shape, problem.element, held, problem.precision, signs)
         if request.tile_size is not None:
             self.schedule = with_blocks(self.schedule, shape, request.tile_size)
 
@@ -231,7 +240,8 @@ class _Gemm(Evaluator):
             extents = (m, n, b.mul(steps, b.dim(t.k_multiple * t.terms)))
 
         def body(total: SSAValue, i: SSAValue, j: SSAValue) -> None:
-            self._epilogue(total, batch, b.add(i0, i), b.add(j0, j))
+            place = b.add(i0, i), b.add(j0, j)
+            self._epilogue(total, batch, *(reversed(place) if self.turned else place))
 
         dot(b, t, left, right, extents, body, passes)
 
