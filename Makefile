@@ -27,7 +27,10 @@ lint: setup ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-bench: setup ## compile time, then step time of four models, Luban beside eager and Inductor
+bench: setup ## kernels beside torch and the chip's peaks, compile time, step time of four models
+	$(BIN)/luban bench gemm
+	$(BIN)/luban bench attention
+	$(BIN)/luban bench ops
 	$(BIN)/luban bench compile
 	$(BIN)/luban bench models
 

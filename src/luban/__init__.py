@@ -8,7 +8,15 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from luban.errors import ConfigError, LubanError, NanError, TargetError, UnsupportedOperatorError, VerificationError
+from luban.errors import (
+    ConfigError,
+    LubanError,
+    NanError,
+    OutOfMemoryError,
+    TargetError,
+    UnsupportedOperatorError,
+    VerificationError,
+)
 
 if TYPE_CHECKING:
     from luban import compiler, events, kernels, targets
@@ -29,6 +37,7 @@ __all__ = [
     "ConfigError",
     "LubanError",
     "NanError",
+    "OutOfMemoryError",
     "TargetError",
     "UnsupportedOperatorError",
     "VerificationError",

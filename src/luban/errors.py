@@ -1,5 +1,12 @@
 """Every error that Luban raises. One sentence each: what, where, what to do."""
 
+from __future__ import annotations
+
+import errno
+import re
+
+_TORCH_ASKED = re.compile(r"can't allocate memory: you tried to allocate (\d+) bytes")
+
 
 class LubanError(Exception):
     """Base of every error of Luban's own."""
@@ -35,3 +42,24 @@ class VerificationError(LubanError):
 
 class ConfigError(LubanError):
     """A wrong option, argument or input file."""
+
+
+class OutOfMemoryError(LubanError, MemoryError):
+    """The system gave no memory for what a program or a training needs."""
+
+
+def memory_wanted(error: BaseException) -> str | None:
+    """What an error says of memory that ran out, e.g. "no memory for 312 MiB"; None for an error of another kind.
+
+    torch raises a RuntimeError of its allocator's, Python a MemoryError that often says nothing, the system ENOMEM.
+    """
+    if isinstance(error, OutOfMemoryError):
+        return str(error).split(";")[0]
+    asked = _TORCH_ASKED.search(str(error)) if isinstance(error, RuntimeError) else None
+    if asked is not None:
+        return f"no memory for {-(-int(asked[1]) // (1 << 20))} MiB"
+    if isinstance(error, RuntimeError) and "Storage size calculation overflowed" in str(error):
+        return "no memory for so large a tensor"
+    if isinstance(error, MemoryError):
+        return "no memory left"
+    return "no memory left" if isinstance(error, OSError) and error.errno == errno.ENOMEM else None

@@ -54,12 +54,36 @@ def test_a_peer_that_dies_is_reported_with_its_last_words():
         (["--models", "gtp2"], "there is no model 'gtp2' to measure; choose among gpt2, bert"),
         (["--dtypes", "int4"], "there is no dtype 'int4'"),
         (["--quick", "--peers", "tvm"], "there is no peer 'tvm'"),
+        (["--models", ","], "argument --models: ',' names nothing"),
+        (["--peers", " , "], "argument --peers: ' , ' names nothing"),
     ],
     ids=lambda v: str(v)[:20],
 )
 def test_what_is_not_known(argv, message, capsys):
     assert main(["bench", "models", *argv]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_every_model_is_measured_once():
+    assert common.comma_list("gpt2, bert,llama,vit,gpt2") == ["gpt2", "bert", "llama", "vit"]
+
+
+def test_a_peer_that_cannot_run_leaves_a_gap_and_says_why(capsys, monkeypatch):
+    monkeypatch.setenv("CXX", "/no/compiler")
+    code, result = answer(capsys, "models", "--quick", "--models", "mlp", "--peers", "luban,inductor")
+    (row,) = result["rows"]
+    assert code == 0 and result["ok"] and row["luban"]["step_ms"] > 0
+    assert "inductor on mlp ended early: " in row["inductor"]["error"] and "/no/compiler" in row["inductor"]["error"]
+
+
+def test_a_failure_of_lubans_own_is_one(capsys, monkeypatch):
+    failed = {"model": "m", "dtype": "float32", "luban": {"error": "it broke"}}
+    result = {"bench": "models", "machine": {}, "rows": [failed], "summary": {}}
+    monkeypatch.setattr(models, "run", lambda args, progress: result)
+    code, found = answer(capsys, "models", "--quick")
+    assert code == 1 and found["ok"] is False
+    assert main(["bench", "models", "--quick"]) == 1
+    assert "m float32, luban: it broke" in capsys.readouterr().out
 
 
 def test_a_missing_package_is_one_sentence(monkeypatch, capsys):

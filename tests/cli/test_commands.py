@@ -99,6 +99,15 @@ def test_cache(programs, capsys):
     assert code == 0 and result["removed"] == 2
 
 
+def test_a_cache_that_is_a_file_is_wrong_input(capsys, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("kept")
+    monkeypatch.setenv("LUBAN_CACHE_DIR", str(tmp_path / "file"))
+    for argv in (["cache"], ["cache", "--clear"]):
+        assert main(argv) == 2
+        assert "file is a file, where the cache needs a folder; set LUBAN_CACHE_DIR" in capsys.readouterr().err
+    assert (tmp_path / "file").read_text() == "kept"
+
+
 def test_doctor_is_content_here(chips, programs, capsys):
     code, result = answer(capsys, "doctor")
     assert code == 0, [c for c in result["checks"] if c["state"] == "wrong"]

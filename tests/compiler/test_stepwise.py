@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -86,6 +87,85 @@ def test_a_program_takes_only_what_it_was_generated_for():
         matmul(a.double(), b.double())
     with pytest.raises(ConfigError, match="two of a kind"):
         matmul(a, b.numpy())
+
+
+def variants(x):
+    """The same matrix, laid out in every way that an operand may come in."""
+    rows, columns = x.shape
+    yield "as it is", x
+    yield "a transpose", x.t().contiguous().t()
+    yield "every other column", torch.stack([x, x], 2).reshape(rows, 2 * columns)[:, ::2]
+    yield "part of a larger one", torch.nn.functional.pad(x, (3, 2, 1, 1))[1:-1, 3:-2]
+    yield "a parameter", torch.nn.Parameter(x.clone())
+    yield "wants a gradient", x.clone().requires_grad_()
+    yield "computed from a leaf", x.clone().requires_grad_() * 1
+    yield "a lazy negation", torch._neg_view(-x)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("n", [5, 150])  # outputs from malloc and from the pool
+def test_operands_may_lie_in_any_way(n, turned):
+    a, b = operands(n, 7, n)
+    b = b.t().contiguous().t() if turned else b
+    matmul = compile_to_binary(apply_arch_specific_opts(generate_tiled_ir(a, b)))
+    want = matmul(a, b)
+    for name, left in variants(a):
+        for other, right in variants(b):
+            got = matmul(left, right)
+            assert torch.equal(got, want), (name, other)
+            assert not got.requires_grad and got.is_contiguous()
+    assert error(want, a, b) < TOLERANCE["float32"]
+
+
+def test_overlapping_operands_and_one_operand_twice():
+    a = torch.arange(24.0)
+    square, rows = a[:16].view(4, 4), a.as_strided((4, 4), (1, 1))
+    matmul = compile_to_binary(apply_arch_specific_opts(generate_tiled_ir(square, square)))
+    for left, right in ((square, square), (rows, square), (square, rows), (a[:4].expand(4, 4), rows)):
+        assert torch.equal(matmul(left, right), left @ right)
+
+
+@pytest.mark.parametrize(
+    "a, b, said",
+    [
+        (torch.zeros(8, 9), torch.zeros(9, 11), r"not \(8, 9\) @ \(9, 11\)"),
+        (torch.zeros(7, 9), torch.zeros(9, 10), r"not \(7, 9\) @ \(9, 10\)"),
+        (torch.zeros(0, 9), torch.zeros(9, 10), "at least one row"),
+        (torch.zeros(72), torch.zeros(9, 10), "pass a matrix"),
+        (torch.zeros(8, 9).bfloat16(), torch.zeros(9, 10).bfloat16(), "in bfloat16"),
+        (torch.zeros(8, 9).double(), torch.zeros(9, 10), "A is float64 and B is float32"),
+        (torch.zeros(8, 9).to_sparse(), torch.zeros(9, 10), "A is a sparse_coo tensor"),
+        (torch.zeros(8, 9, device="meta"), torch.zeros(9, 10), "tensor on meta, not a dense one on the CPU"),
+        (None, torch.zeros(9, 10), "A is a NoneType"),
+    ],
+)
+def test_a_program_says_what_is_wrong_with_its_operands(a, b, said):
+    matmul = compile_to_binary(apply_arch_specific_opts(generate_tiled_ir(*operands(8, 9, 10))))
+    good = operands(8, 9, 10)
+    for _ in range(2):  # the first call, and those after it
+        with pytest.raises(ConfigError, match=said) as caught:
+            matmul(a, b)
+        assert "\n" not in str(caught.value)
+        assert error(matmul(*good), *good) < TOLERANCE["float32"]
+
+
+@pytest.mark.parametrize("n", [9, 150])
+def test_threads_may_call_one_binary(n):
+    a, b = operands(n, 20, n)
+    pairs = [(a * k, b) for k in range(1, 5)]
+    matmul = compile_to_binary(apply_arch_specific_opts(generate_tiled_ir(*pairs[0])))
+    wanted, wrong = [matmul(a, b) for a, b in pairs], []
+
+    def work(k):
+        if any(not torch.equal(matmul(*pairs[k]), wanted[k]) for _ in range(300)):
+            wrong.append(k)
+
+    workers = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert not wrong
 
 
 def test_the_tile_size_sets_the_blocks():

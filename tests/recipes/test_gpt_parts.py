@@ -196,6 +196,11 @@ def test_the_source_of_a_nan_is_named():
         (["--width", "100", "--heads", "3"], "not a multiple"),
         (["--tokenizer", "bpe", "--vocab", "100"], "--vocab"),
         (["--resume", "--out", "/nonexistent"], "no run to resume"),
+        (["--batch", "99999999999"], "--batch 99999999999 is too large; 2147483647 is the most"),
+        (["--seed", "9" * 30], "--seed must fit 64 bits"),
+        (["--seed", "-" + "9" * 30], "--seed must fit 64 bits"),
+        (["--text", ""], "--text is empty; name a path"),
+        (["--out", ""], "--out is empty; name a path"),
     ],
 )
 def test_a_choice_that_cannot_work(argv, said):

@@ -83,7 +83,12 @@ def test_a_finished_run_resumes_to_nothing_or_to_more_steps(tiny):
     train(tiny, Silent)
     report = train(changed(tiny, resume=True), Silent)
     assert report["steps"] == 8 and report["loss_first"] is None and report["metric"] is not None
+    kept = json.loads(open(f"{tiny.run_dir}/report.json").read())
+    assert kept["loss_first"] is not None, "what the run knew of its steps is not lost"
     assert train(changed(tiny, resume=True, steps=10), Silent)["steps"] == 10
+    with pytest.raises(ConfigError, match="has made 10 steps already, more than --steps 7; give at least 10"):
+        train(changed(tiny, resume=True, steps=7), Silent)
+    assert json.loads(open(f"{tiny.run_dir}/config.json").read())["steps"] == 10
 
 
 def test_ctrl_c_saves_and_resumes(tiny, tmp_path, monkeypatch):
@@ -222,6 +227,28 @@ def test_wrong_inputs_are_one_sentence_each(tiny, tmp_path, capsys, monkeypatch)
         assert main(["train", "gpt", "--quick", "--backend", "eager", *argv]) == 2
         err = capsys.readouterr().err
         assert said in err and err.count("\n") == 1, err
+
+
+def test_a_start_that_made_no_step_does_not_block_its_directory(tiny, monkeypatch):
+    monkeypatch.setattr("luban.recipes.gpt.steps.make", lambda *_: None)
+    with pytest.raises(TypeError):
+        train(tiny, Silent)
+    monkeypatch.undo()
+    assert train(tiny, Silent)["steps"] == 8
+
+
+def test_a_lock_on_a_full_disk_holds_all_the_same(tiny, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "lock").symlink_to("/dev/full")
+    assert train(tiny, Silent)["steps"] == 8
+
+
+def test_events_on_a_full_disk_cost_one_warning(tiny, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "events.jsonl").symlink_to("/dev/full")
+    with pytest.warns(RuntimeWarning, match="recording of events into .* ended: No space left") as said:
+        assert train(tiny, Silent)["steps"] == 8
+    assert len(said) == 1
 
 
 def test_the_report_for_people(tiny, capsys):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from luban.compiler.codegen.llvm.emitter import Module
+from luban.compiler.codegen.llvm.python_call import add_python_call
 from luban.runtime.program import Program
 
 llvm = pytest.importorskip("llvmlite.binding")
@@ -27,6 +29,13 @@ def emit(text: str, family: str = "native", relocation: str = "pic", model: str 
     module.triple = triple
     machine = llvm.Target.from_triple(triple).create_target_machine(opt=2, reloc=relocation, codemodel=model)
     return machine.emit_object(module)
+
+
+def callable_text(text: str) -> str:
+    """LLVM text with an entry, and the way in from Python that the compiler adds to every program."""
+    module = Module()
+    add_python_call(module, "luban_entry")
+    return f"{text}\n{module.text()}"
 
 
 def describe(*, inputs=(), outputs=(), symbols=None, arena=0, offsets=(), kernels=(), **extra) -> dict:
@@ -83,6 +92,7 @@ def build():
         pass
 
     Build.emit, Build.describe, Build.tensor = staticmethod(emit), staticmethod(describe), staticmethod(tensor)
+    Build.callable_text = staticmethod(callable_text)
     Build.ENTRY, Build.SCALE = ENTRY, SCALE
     return Build
 
@@ -96,4 +106,4 @@ def scale() -> Program:
         symbols={"s0": ["size", 0, 0]},
         name="scale",
     )
-    return Program(meta, emit(SCALE))
+    return Program(meta, emit(callable_text(SCALE)))

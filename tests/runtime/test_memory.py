@@ -8,7 +8,7 @@ import threading
 import pytest
 import torch
 
-from luban.errors import LubanError
+from luban.errors import OutOfMemoryError
 from luban.runtime import arena, memory, pools
 
 SIZE = pools.size_class(1 << 20)
@@ -48,7 +48,7 @@ def test_each_thread_has_an_arena_of_its_own():
 
 
 def test_too_much_memory_is_a_sentence():
-    with pytest.raises(LubanError, match="smaller batch"):
+    with pytest.raises(OutOfMemoryError, match="smaller batch"):
         memory.reserve(1 << 60)
 
 

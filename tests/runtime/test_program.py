@@ -11,13 +11,22 @@ import torch
 
 from luban import events
 from luban.errors import ConfigError, LubanError, TargetError
+from luban.runtime import native_call
 from luban.runtime import program as programs
 from luban.runtime.loaded import load
 from luban.runtime.program import Program
 
 
+@pytest.fixture(params=["machine code", "ctypes"], autouse=True)
+def way(request, monkeypatch):
+    """How torch calls get into a program: by its own code, or where that cannot be, by ctypes."""
+    if request.param == "ctypes":
+        monkeypatch.setattr(native_call, "function", lambda image, name: None)
+    return request.param
+
+
 def body(build, text, declarations=""):
-    return build.emit(f"{declarations}\n{build.ENTRY} {{\n{text}\n  ret void\n}}")
+    return build.emit(build.callable_text(f"{declarations}\n{build.ENTRY} {{\n{text}\n  ret void\n}}"))
 
 
 def test_runs_on_torch_tensors(scale):
@@ -234,6 +243,14 @@ def test_lazy_conjugates_are_refused(build):
         run([x.conj()])
 
 
+def test_lazy_negations_are_refused(build):
+    run = load(static(build, [3], [1]))
+    x = torch.randn(3)
+    assert run([x]) == []
+    with pytest.raises(ConfigError, match="negation"):
+        run([torch._neg_view(x)])
+
+
 def test_two_inputs_that_disagree_about_a_symbol(build):
     meta = build.describe(
         inputs=[build.tensor(["s0"], [1]), build.tensor(["s0", 2], [2, 1]), {"kind": "symbol", "name": "s0"}],
@@ -293,6 +310,7 @@ def test_spans_of_every_kernel_when_recording(build, tmp_path):
     ]
     meta = build.describe(outputs=[build.tensor([], [], "int64", kind="buffer")], kernels=kernels, name="step")
     run = load(Program(meta, body(build, STAMPS)))
+    run.parallel = True  # code without parallel loops is not told how many threads there are
     (threads,) = run([])
     assert int(threads) == torch.get_num_threads()
     with events.record(tmp_path / "e"):

@@ -96,4 +96,11 @@ def test_stages_without_an_outer_block_add_up(clock):
 
 def test_kernels_of_a_program():
     program = Program({"target": "native", "kernels": [{"name": "k", "kind": "library", "flops": 3, "bytes": 4}]}, b"")
-    assert reports.kernels_of(program) == [Kernel("k", "library", "native", 3, 4)]
+    assert reports.kernels_of(program, {}) == [Kernel("k", "library", "native", 3, 4)]
+
+
+def test_kernels_with_open_sizes_count_at_the_sizes_given():
+    kernel = {"name": "k", "kind": "generated", "flops": "s0*s1*6", "bytes": "s0*4 + max(s0, 8)"}
+    program = Program({"target": "native", "kernels": [kernel]}, b"")
+    assert reports.kernels_of(program, {"s0": 5, "s1": 7}) == [Kernel("k", "generated", "native", 210, 28)]
+    assert reports.kernels_of(program, {"s0": 9}) == [Kernel("k", "generated", "native", 0, 45)], "s1 is not known"

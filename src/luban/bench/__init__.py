@@ -1,7 +1,7 @@
 """Measurements of Luban beside its peers: `luban bench NAME`.
 
-Every peer runs in a process of its own and they take turns, so that neither memory nor caches nor a drifting clock favour
-one of them. A result is {"bench", "machine", "rows", "summary"}; every ratio above 1 means that Luban is better.
+Peers take turns, so that a drifting clock favours none of them; whole models run in a process each, so that neither memory
+nor caches do. A result is {"bench", "machine", "rows", "summary"}; every ratio above 1 means that Luban is better.
 """
 
 from __future__ import annotations
@@ -21,6 +21,12 @@ class Bench:
 BENCHES = {
     b.name: b
     for b in (
+        Bench("gemm", "matrix products, beside torch and the chip's peaks", "luban.bench.gemm"),
+        Bench("attention", "attention, beside torch and the chip's peaks", "luban.bench.attention"),
+        Bench("ops", "memory-bound operators, beside eager, Inductor and the bandwidth", "luban.bench.ops"),
+        Bench(
+            "roofline", "the chip's peaks, and where the kernels stand below them, as a picture", "luban.bench.roofline"
+        ),
         Bench("models", "training steps of real models, beside eager and Inductor", "luban.bench.models"),
         Bench("compile", "how long the first step takes, cold and warm, beside Inductor", "luban.bench.compile_time"),
     )

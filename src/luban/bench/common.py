@@ -15,6 +15,7 @@ from luban.bench.workloads import OWN, TRANSFORMERS
 from luban.errors import ConfigError
 
 DTYPES = ("float32", "bfloat16")
+TURN_SECONDS = 1e-3  # what is timed runs at least so long, so that starting threads (some us) does not count
 
 
 class Progress(Protocol):
@@ -54,9 +55,9 @@ def add_choices(parser: argparse.ArgumentParser) -> None:
     """--models, --dtypes and --quick."""
     every = ",".join([*TRANSFORMERS, *OWN])
     parser.add_argument(
-        "--models", type=_list, metavar="LIST", help=f"some of {every} (default: {','.join(TRANSFORMERS)})"
+        "--models", type=comma_list, metavar="LIST", help=f"some of {every} (default: {','.join(TRANSFORMERS)})"
     )
-    parser.add_argument("--dtypes", type=_list, metavar="LIST", help=f"some of {','.join(DTYPES)} (default: both)")
+    parser.add_argument("--dtypes", type=comma_list, metavar="LIST", help=f"some of {','.join(DTYPES)} (default: both)")
     parser.add_argument("--quick", action="store_true", help="tiny models and few steps, to see that it works")
 
 
@@ -93,5 +94,16 @@ def one_of(what: str, given: Sequence[str], known: Sequence[str]) -> None:
             raise ConfigError(f"there is no {what} {name!r} to measure; choose among {', '.join(known)}")
 
 
-def _list(text: str) -> list[str]:
-    return [item for item in text.split(",") if item]
+def comma_list(text: str) -> list[str]:
+    """A command line's list of names."""
+    found = list(dict.fromkeys(item.strip() for item in text.split(",") if item.strip()))
+    if not found:
+        raise argparse.ArgumentTypeError(f"{text!r} names nothing")
+    return found
+
+
+def number(value: float | None, form: int | str) -> str:
+    """A cell of a table: so many digits after the point, or a format such as "1e" (one digit, with exponent)."""
+    if value is None:
+        return "-"
+    return f"{value:.{form}f}" if isinstance(form, int) else f"{value:.{form}}"

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Sequence
 from typing import Any
 
-from luban.bench.common import Progress, add_choices, chosen, geomean, least, machine, one_of, positive
+from luban.bench.common import Progress, add_choices, chosen, comma_list, geomean, least, machine, one_of, positive
 from luban.bench.peers import cache_folders, peer
 from luban.errors import LubanError
 
@@ -22,9 +22,7 @@ STATES = ("cold", "warm")
 def configure(parser: argparse.ArgumentParser) -> None:
     """What is measured and how often."""
     add_choices(parser)
-    parser.add_argument(
-        "--peers", type=lambda t: t.split(","), metavar="LIST", help=f"some of {','.join(PEERS)} (default: all)"
-    )
+    parser.add_argument("--peers", type=comma_list, metavar="LIST", help=f"some of {','.join(PEERS)} (default: all)")
     parser.add_argument("--rounds", type=positive, default=1, metavar="N", help="cold and warm starts of every peer")
     parser.add_argument("--whole-step", action="store_true", help="Luban runs through luban.train_step")
 

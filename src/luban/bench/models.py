@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
-from luban.bench.common import Progress, add_choices, chosen, geomean, least, machine, one_of, positive
+from luban.bench.common import Progress, add_choices, chosen, comma_list, geomean, least, machine, one_of, positive
 from luban.bench.peers import TUNED_MALLOC, Peer, peer
 from luban.errors import LubanError
 
@@ -19,9 +19,7 @@ PEERS = ("luban", "eager", "inductor")
 def configure(parser: argparse.ArgumentParser) -> None:
     """What is measured, how often, and how."""
     add_choices(parser)
-    parser.add_argument(
-        "--peers", type=lambda t: t.split(","), metavar="LIST", help=f"some of {','.join(PEERS)} (default: all)"
-    )
+    parser.add_argument("--peers", type=comma_list, metavar="LIST", help=f"some of {','.join(PEERS)} (default: all)")
     parser.add_argument(
         "--rounds", type=positive, metavar="N", help="turns that every peer gets, after one for warming up"
     )

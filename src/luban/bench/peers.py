@@ -64,7 +64,10 @@ class Peer:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if line:
-            return json.loads(line)
+            answer: dict[str, Any] = json.loads(line)
+            if "error" in answer:
+                raise LubanError(f"the worker of {self.name} ended early: {answer['error']}")
+            return answer
         self.process.wait()
         self.log.seek(0)
         said = [text.strip() for text in self.log.read().splitlines() if text.strip()]

@@ -11,9 +11,10 @@ import os
 import resource
 import sys
 import time
+import traceback
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TextIO
 
 from luban.bench.workloads import Workload, make
 
@@ -24,6 +25,24 @@ def main(text: str) -> None:
     os.dup2(2, 1)  # what models print is no answer
     warnings.filterwarnings("ignore")
     asked = json.loads(text)
+    try:
+        step = _first_step(asked, answers)
+    except Exception as error:
+        traceback.print_exc()
+        print(json.dumps({"error": _sentence(error)}), file=answers, flush=True)
+        return
+    for line in sys.stdin:
+        times = []
+        for _ in range(int(line)):
+            began = time.perf_counter()
+            last = step()
+            times.append(time.perf_counter() - began)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        print(json.dumps({"times": times, "loss_last": float(last), "peak_mib": round(peak)}), file=answers, flush=True)
+
+
+def _first_step(asked: dict[str, Any], answers: TextIO) -> Callable:
+    """Makes the model and its first step, answers with how that went, and gives the function for the others."""
     import torch
 
     torch.manual_seed(0)
@@ -36,14 +55,13 @@ def main(text: str) -> None:
         seconds = time.perf_counter() - began
     first = {"first_seconds": seconds, "loss_first": loss, "threads": torch.get_num_threads(), **_reported(found)}
     print(json.dumps(first), file=answers, flush=True)
-    for line in sys.stdin:
-        times = []
-        for _ in range(int(line)):
-            began = time.perf_counter()
-            last = step()
-            times.append(time.perf_counter() - began)
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        print(json.dumps({"times": times, "loss_last": float(last), "peak_mib": round(peak)}), file=answers, flush=True)
+    return step
+
+
+def _sentence(error: Exception) -> str:
+    """An error's type and the first line of what it says; what follows is advice to people who debug torch."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0]}"[:300] if lines else type(error).__name__
 
 
 def _prepare(asked: dict[str, Any], work: Workload, optimizer: Any) -> tuple[Callable, Any]:

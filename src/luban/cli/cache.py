@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import os
 from typing import Any
 
 from luban.cli import output
+from luban.errors import ConfigError
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -19,6 +21,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     from luban.runtime import cache
 
     folder = str(cache.directory())
+    if os.path.exists(folder) and not os.path.isdir(folder):
+        raise ConfigError(f"{folder} is a file, where the cache needs a folder; set LUBAN_CACHE_DIR to one")
     if args.clear:
         return {"directory": folder, "removed": cache.clear()}
     entries = [

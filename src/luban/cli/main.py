@@ -29,7 +29,7 @@ from typing import Any
 from luban import __version__
 from luban.cli import output
 from luban.cli.usage import Parser
-from luban.errors import ConfigError, LubanError
+from luban.errors import ConfigError, LubanError, memory_wanted
 
 _SOURCE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
@@ -41,6 +41,7 @@ COMMANDS = {
     "bench": "measure Luban beside eager and Inductor",
     "targets": "list the chips that Luban compiles for",
     "ir": "print, transform, verify and interpret an IR file",
+    "tune": "search faster schedules for this chip and keep them",
     "cache": "look at the cache of compiled programs, or clear it",
 }
 
@@ -140,8 +141,11 @@ def _fail(error: Exception, json_wanted: bool = False) -> int:
     """Says what went wrong in one sentence; a traceback only when asked for."""
     if os.environ.get("LUBAN_DEBUG") == "1":
         traceback.print_exception(error)
+    wanted = memory_wanted(error)
     if isinstance(error, LubanError):
         message = str(error)
+    elif wanted is not None:
+        message = f"out of memory: {wanted}; ask for less (a smaller batch or model) or end other programs"
     else:
         reason = " ".join(str(error).split())[:300]
         message = f"unexpected {type(error).__name__}: {reason}; LUBAN_DEBUG=1 shows where"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from xdsl.dialects.builtin import ModuleOp
@@ -22,6 +22,7 @@ from luban.compiler.lowering.registry import Lowered, Request, builder
 from luban.compiler.lowering.structure import structural_key
 from luban.compiler.passes.pipeline import run
 from luban.errors import ConfigError, LubanError
+from luban.runtime import schedules
 from luban.runtime.program import Program
 from luban.runtime.report import stage
 from luban.symbolic import Dim, product, symbol
@@ -74,7 +75,9 @@ def lower_groups(func: graph.FuncOp, symbols: tuple[str, ...], target: Target, t
         lowered = kernels.unique.get(key)
         if lowered is None:
             request = Request(op, kernel_name(op, len(kernels.unique)), symbols, target, tile_size)
-            lowered = kernels.unique[key] = builder(op.label.data)(request)
+            with schedules.recorded() as asked:
+                lowered = builder(op.label.data)(request)
+            lowered = kernels.unique[key] = replace(lowered, schedules=asked)
             kernels.calls.append((lowered, lowered.inputs, lowered.outputs))
         else:
             kernels.calls.append((lowered, *_rebind(lowered, op)))
@@ -140,7 +143,10 @@ def emit_text(
         "temps": [{"bytes": _plain(life.bytes)} for life in lives],
         "arena": {"bytes": _plain(arena.bytes), "offsets": [_plain(o) for o in arena.offsets]},
         "kernels": [
-            {"name": c.kernel, "kind": "generated", "flops": low.flops, "bytes": low.bytes}
+            {
+                **{"name": c.kernel, "kind": "generated", "flops": _plain(low.flops), "bytes": _plain(low.bytes)},
+                **({"schedules": dict(low.schedules)} if low.schedules else {}),
+            }
             for c, (low, _, _) in zip(calls, kernels.calls)
         ],
     }

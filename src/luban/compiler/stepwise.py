@@ -9,7 +9,7 @@ C = matmul(A, B)
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -160,9 +160,7 @@ class Binary:
         self.target: str = ir.target.name
         self.object_code: bytes = compiled.object
         self.llvm_ir: str = compiled.text
-        (a, b, _), (sa, sb, _) = ir.problem.shapes, ir.problem.strides
-        left, right, _ = (f"torch.{name}" for name in ir.problem.dtypes)
-        self._as_is = (a, sa, b, sb, left, right)  # operands that need no look but the program's own
+        self._fast: Callable[[Any, Any], Any] = self._first
 
     @property
     def assembly(self) -> str:
@@ -174,20 +172,24 @@ class Binary:
 
         Raises ConfigError for operands that do not fit, TargetError where the code is another chip's.
         """
-        if (
-            _is_torch(a)
-            and _is_torch(b)
-            and self._as_is == (a.shape, a.stride(), b.shape, b.stride(), str(a.dtype), str(b.dtype))
-        ):
-            return self._loaded([a, b])[0]
+        return self._fast(a, b)
+
+    def _first(self, a: Any, b: Any) -> Any:
+        """The first call on tensors finds the way of the others; one on arrays leaves that open."""
+        if _is_torch(a) and _is_torch(b):
+            self._fast = self._loaded.on_torch.pair(self._of_any)
+            return self._fast(a, b)
+        return self._of_any(a, b)
+
+    def _of_any(self, a: Any, b: Any) -> Any:
+        """The product of operands that may be wrong or lie in another way."""
         self.ir._check(a, b)
         if _is_torch(a) != _is_torch(b):
             raise ConfigError("one operand is a torch tensor and the other is not; pass two of a kind")
         problem = self.ir.problem
         turned = (problem.a_turned, problem.b_turned)
         if _is_torch(a):
-            laid = [x.detach().t().contiguous().t() if t else x.detach().contiguous() for x, t in zip((a, b), turned)]
-            return self._loaded(laid)[0]
+            return self._loaded([_dense(x, t) for x, t in zip((a, b), turned)])[0]
         return self._loaded.call_numpy([_laid(x, t) for x, t in zip((a, b), turned, strict=True)])[0]
 
     @functools.cached_property
@@ -214,6 +216,11 @@ def _said(problem: matmul.Matmul) -> str:
 
 def _laid(array: np.ndarray, turned: bool) -> np.ndarray:
     return np.asfortranarray(array) if turned else np.ascontiguousarray(array)
+
+
+def _dense(tensor: Any, turned: bool) -> Any:
+    whole = tensor.detach().resolve_neg()  # the imaginary part of a conjugate is a negation that waits
+    return whole.t().contiguous().t() if turned else whole.contiguous()
 
 
 def _is_torch(value: Any) -> bool:

@@ -22,6 +22,7 @@ from luban.compiler.passes.graph.grouping import source_of
 from luban.errors import UnsupportedOperatorError
 from luban.kernels.attention_blocks import Blocks, backward_blocks, forward_blocks
 from luban.kernels.dot_writer import Matrix, pack_a, pack_b, panel_elements
+from luban.kernels.tuning.kept import of_attention
 from luban.symbolic import Dim, floordiv, product
 
 LOG2_E = 1 / math.log(2)
@@ -87,7 +88,8 @@ class AttentionWriter(Evaluator):
         self.dtype: Attribute = first.operands[1].type.dtype  # type: ignore[attr-defined]
         p = self.problem
         choose = backward_blocks if first.name.endswith("backward") else forward_blocks
-        self.blocks: Blocks = choose(request.target, self.dtype, p.queries, p.keys, p.size)
+        derived = choose(request.target, self.dtype, p.queries, p.keys, p.size)
+        self.blocks: Blocks = of_attention(derived, request.target, first)
         self.tile, self.score_tile = self.blocks.tile, self.blocks.score_tile
         self.query_block, self.key_block = self.blocks.queries, self.blocks.keys
         self.single = isinstance(p.keys, int) and p.keys <= self.key_block
@@ -98,10 +100,7 @@ class AttentionWriter(Evaluator):
         results = {v: r for v, r in zip(yields.operands, self.request.group.results, strict=True)}  # type: ignore[union-attr]
         outputs = tuple(results[v] for v in self.leaving)
         moved = [product(v.type.shape) * bytes_of(v.type.dtype) for v in (*self.external, *outputs)]  # type: ignore[attr-defined]
-        total = sum(n for n in moved if isinstance(n, int))
-        return Lowered(
-            self.b.finish(), tuple(self.external), outputs, (), flops if isinstance(flops, int) else 0, total
-        )
+        return Lowered(self.b.finish(), tuple(self.external), outputs, (), flops, sum(moved))
 
     def head_base(self, operand: int, batch: SSAValue, head: SSAValue) -> SSAValue:
         """The first element of an operand's head."""

@@ -88,8 +88,8 @@ def lower(request: Request) -> Lowered:
         tuple(writer.external),
         outputs,
         (),
-        2 * points if isinstance(points, int) else 0,
-        sum(m for m in moved if isinstance(m, int)),
+        points * 2,
+        sum(moved),
     )
 
 

@@ -11,7 +11,8 @@ from xdsl.ir import Attribute
 from luban.compiler.ir.dtypes import bytes_of
 from luban.kernels.dot_writer import packed_depth
 from luban.kernels.integer_tiles import integer_tile, streaming_integers
-from luban.kernels.register_tiles import RegisterTile, fit, register_tile, split_tile, streaming_tile
+from luban.kernels.register_tiles import RegisterTile, fit, register_tile, split_tile, streaming_tile, widest
+from luban.kernels.tuning.kept import kept_gemm
 from luban.symbolic import Dim
 from luban.targets.target import Target
 
@@ -66,12 +67,18 @@ class GemmSchedule:
 PAGE = 4096
 CACHE_SHARE = 2  # packed B takes at most this part of the second-level cache: A, sums and results pass through it too
 ANY_CACHE = 1 << 20  # bytes of a cache of which a target does not say how large it is
-SMALL = 32 * 32 * 64  # products below which threads cost more than they bring
+# Cycles of work below which threads cost more than they bring: two threads are even with one at 64^3 in float32 (2.7 us)
+# and at 100^3 on AMX, and every region waits for a core where others run.
+SMALL = 8192
 TASKS = 4  # most tasks a core
 # Cycles that an element of A or B costs where it is packed and where it is read as it lies, and products a cycle of a unit
-# (Xeon with AMX, one core).
-PACK, READ = 0.2, 0.05
+# (Xeon with AMX, one core; what lies in memory, transposed, takes 1 to 1.6 cycles, what is in the second-level cache 0.3).
+PACK, READ = 0.4, 0.05
 SPEED = {"fma": 32.0, "bf16_dot": 64.0, "bfdot": 64.0, "amx": 512.0, "amx_int8": 1024.0, "vpdpbusd": 128.0}
+# Rows and columns (their harmonic sum) from which an operand pays for being packed where the unit could read it in place:
+# with A transposed, k 2048, in float32, 384 x 384 ran at 165 packed at 131 GFLOP/s a core, 768 x 192 at 166 and 120, but
+# 3072 x 768 at 142 and 172.
+WORTH_PACKING = 375
 STREAM_ROWS = 8  # rows of A up to which a product is no more than reading B
 # The same for 8-bit integers, whose plain products are slower than packing for a dot unit: 2 x 4096 x 4096 1619 us
 # streamed and 1916 packed, 3 rows 2317 and 1919.
@@ -81,6 +88,7 @@ STREAM_INTEGERS = 2
 # 12 rows 268 and 375, 8 rows 241 and 383; 8 x 4096 x 4096 770 and 1384, in bfloat16 3082 and 3989).
 TURNED_ROWS = 12
 FEW_ROWS = 64  # rows up to which packing B is most of the work: long pieces of its rows, pass by pass over k
+ACROSS = 512  # most columns of a block of sums that are built in place
 STREAMS = 8  # rows of B read side by side: the prefetchers follow as many streams
 # Bytes that packed B takes at most: what is beyond the second-level cache is read again for each block of rows.
 SCRATCH = 16 << 20
@@ -99,6 +107,7 @@ def turns(target: Target, shape: Shape, tile: RegisterTile, held: tuple[Attribut
     return readable and small and shape.b_k == 1 and not _packs_a(target, tile, shape.turned)
 
 
+@kept_gemm
 def choose(
     target: Target,
     shape: Shape,
@@ -133,10 +142,17 @@ def choose(
     pack_a = cast[0] or _packs_a(target, t, shape)
     pack_b = cast[1] or _packs_b(target, t, shape, n * k * size)
     costs = tuple((PACK if packed else READ) * t.terms for packed in (pack_a, pack_b))
+    parallel = batch * _cycles(m, n, k, t, costs) >= SMALL
     share_m, share_n = _shares(target.cores, (batch, m, n, k), t, costs)
     wide, scratch = near // (depth * size), SCRATCH // (deep * size)
     by_rows = m <= FEW_ROWS and shape.b_k != 1 and deep > depth
-    if isinstance(shape.k, int) and scratch >= min(share_n, 4 * t.nr) and not by_rows:
+    order = "rows"
+    if _outer_products(target, t, shape, held or (dtype,)) and 1 / share_m + 1 / share_n > 1 / WORTH_PACKING:
+        return _in_place(target, t, (batch, m, n, k), parallel)
+    if pack_a and not t.whole and isinstance(shape.k, int) and scratch >= share_n > 2 * wide and share_m > FEW_ROWS:
+        order, kc, nc = "columns", k, _block(t.nr, share_n, share_n)
+        depth, mc = _block_of_a(target, t, share_m, k)
+    elif isinstance(shape.k, int) and scratch >= min(share_n, 4 * t.nr) and not by_rows:
         all_rows = t.whole and share_m * deep * size <= near
         if (all_rows or (t.whole and n <= t.nr)) and deep > depth:
             # All of A, or of B, stays in the second-level cache: no sums wait, and what is packed is used while it is near
@@ -149,8 +165,7 @@ def choose(
         kc = k
     else:
         kc, mc, nc = depth, share_m, _block(t.nr, share_n, near // (packed_depth(t, depth) * size))
-    parallel = batch * m * n * k >= SMALL
-    return GemmSchedule(t, share_m, share_n, mc, nc, kc, depth, "rows", pack_a, pack_b, parallel)
+    return GemmSchedule(t, share_m, share_n, mc, nc, kc, depth, order, pack_a, pack_b, parallel)
 
 
 def tile_of(target: Target, dtype: Attribute, precision: str, unsigned: tuple[bool, bool]) -> RegisterTile:
@@ -168,6 +183,31 @@ def _streaming(target: Target, dtype: Attribute, sizes: tuple[int, int, int, int
     return GemmSchedule(t, m, share_n, m, share_n, k, STREAMS, "rows", False, False, True)
 
 
+def _outer_products(target: Target, t: RegisterTile, shape: Shape, held: tuple[Attribute, ...]) -> bool:
+    """Whether k is the outer dimension of both operands, as in the gradient of a weight, and the unit reads them in place.
+
+    A block of some values of k is then one piece of memory in each of them.
+    """
+    if not (t.any_a and t.b_in_place) or set(held) != {t.element} or t.terms > 1 or not isinstance(shape.k, int):
+        return False
+    size = bytes_of(t.element)
+    pages = [isinstance(s, int) and s * size % PAGE == 0 for s in (shape.a_k, shape.b_k)]
+    return shape.a_m == 1 and shape.b_n == 1 and not any(pages)
+
+
+def _in_place(target: Target, t: RegisterTile, sizes: tuple[int, int, int, int], parallel: bool) -> GemmSchedule:
+    """Outer products without packing: passes over k as deep as half of the first cache holds of a panel of B, while the
+    sums of a block wait in half of the second-level cache.
+    """
+    k = sizes[3]
+    t = widest(t, target, sizes[2])
+    share_m, share_n = _shares(target.cores, sizes, t, (READ, READ))
+    depth = max(1, (target.l1_bytes or ANY_CACHE) // 2 // (t.nr * bytes_of(t.element)))
+    nc = _block(t.nr, share_n, ACROSS)
+    mc = _block(t.mr, share_m, (target.l2_bytes or ANY_CACHE) // CACHE_SHARE // bytes_of(t.accumulator) // nc)
+    return GemmSchedule(t, share_m, share_n, mc, nc, k, min(depth, k), "rows", False, False, parallel)
+
+
 def _depth(target: Target, t: RegisterTile, k: int, near: int) -> int:
     """Values of k in a pass: all where a panel of A takes up to two thirds of the first-level cache, else equal passes
     with panels of up to a third (Xeon with AMX: k = 768 in passes of 192 ran at 1,363, of 384 at 1,274 GFLOP/s a core, but
@@ -180,17 +220,33 @@ def _depth(target: Target, t: RegisterTile, k: int, near: int) -> int:
     return -(-k // passes // t.k_multiple) * t.k_multiple
 
 
+def _block_of_a(target: Target, t: RegisterTile, share_m: int, k: int) -> tuple[int, int]:
+    """Values of k and rows of a packed block of A that stays in three eighths of the second-level cache, so that all of B
+    passes by it once: 192 rows of 1024 values of float32 on a Xeon, 768 x 768 x 1024 with A transposed at 162 GFLOP/s a
+    core where passes of 256 values reach 155 and A in place 115.
+    """
+    most = (target.l2_bytes or ANY_CACHE) * 3 // 8 // bytes_of(t.element)
+    rows = 24 * t.mr
+    passes = -(-k // max(1, most // rows))
+    return -(-k // passes // t.k_multiple) * t.k_multiple, _block(t.mr, share_m, max(rows, most // k))
+
+
 def _packs_a(target: Target, t: RegisterTile, shape: Shape) -> bool:
     """A is packed where the unit cannot read it as it lies, or only slowly.
 
-    Tile loads of rows that start inside a cache line touch two lines each. Values of k that lie a page apart, in a
-    transposed A, share a few sets of the first-level cache.
+    Tile loads of rows that start inside a cache line touch two lines each. A panel of a transposed A takes a line for each
+    value of k, of which it uses a part, and comes again for each panel of B; lines that lie a page apart share a few sets
+    of the first-level cache.
     """
     size = bytes_of(t.element)
     if not t.any_a and shape.a_k != 1:
         return True
     if shape.a_k != 1:
-        return isinstance(shape.a_k, int) and shape.a_k * size % PAGE == 0
+        lines = _known(shape.k, 1024) * target.line_bytes
+        again = _known(shape.n, 1024) > 2 * t.nr
+        return (again and lines > target.l1_bytes // 2 > 0) or (
+            isinstance(shape.a_k, int) and shape.a_k * size % PAGE == 0
+        )
     aligned = isinstance(shape.a_m, int) and shape.a_m * size % target.line_bytes == 0
     return t.whole and not aligned
 
@@ -211,12 +267,15 @@ def _shares(cores: int, sizes: tuple[int, int, int, int], t: RegisterTile, costs
         for down in range(1, min(tiles_m, max(1, TASKS * cores // across)) + 1):
             sm, sn = -(-tiles_m // down), -(-tiles_n // across)
             tasks = batch * -(-tiles_m // sm) * -(-tiles_n // sn)
-            moved = sm * t.mr * costs[0] + sn * t.nr * costs[1]
-            work = (sm * t.mr * sn * t.nr * t.terms / SPEED.get(t.unit, SPEED["fma"]) + moved) * k
-            cost = -(-tasks // cores) * work
+            cost = -(-tasks // cores) * _cycles(sm * t.mr, sn * t.nr, k, t, costs)
             if cost < best * 0.99:
                 best, found = cost, (sm * t.mr, sn * t.nr)
     return found
+
+
+def _cycles(m: int, n: int, k: int, t: RegisterTile, costs: tuple[float, ...]) -> float:
+    """What m x n x k products take on one core, with the packing and reading of A and B."""
+    return (m * n * t.terms / SPEED.get(t.unit, SPEED["fma"]) + m * costs[0] + n * costs[1]) * k
 
 
 def _block(tile: int, share: int, most: int) -> int:

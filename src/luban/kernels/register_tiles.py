@@ -114,6 +114,16 @@ def fit(t: RegisterTile, target: Target, n: int) -> RegisterTile:
     return max((tile for tile in tiles if computed(tile) <= least), key=lambda tile: tile.mr * tile.nr)
 
 
+def widest(t: RegisterTile, target: Target, n: int) -> RegisterTile:
+    """The tile of four vectors a row, whole lines of a B that is read where it lies, unless that leaves many lanes idle."""
+    lanes = max(1, target.vector_bits // (64 if t.accumulator == f64 else 32))
+    mr = min(MAX_ROWS, (target.vector_registers - 5) // 4)
+    wide = -(-n // (4 * lanes)) * 4 * lanes
+    if t.whole or mr * 4 < MIN_SUMS * 2 or t.mr < mr or wide > 1.1 * (-(-n // t.nr) * t.nr):
+        return t
+    return replace(t, mr=mr, nr=4 * lanes)
+
+
 def rows_and_vectors(target: Target) -> tuple[int, int]:
     """Rows and vectors a row.
 

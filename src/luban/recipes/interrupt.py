@@ -10,10 +10,13 @@ from typing import Any
 
 
 class Interrupt:
-    """A context in which the first SIGINT or SIGTERM sets `asked` and the second one ends the program as usual."""
+    """A context in which the first SIGINT or SIGTERM sets `asked` and the second one ends the program as usual.
 
-    def __init__(self) -> None:
-        self.asked = False
+    `when` tells the person when the program will stop.
+    """
+
+    def __init__(self, when: str = "after this step and saving") -> None:
+        self.asked, self.when = False, when
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Interrupt:
@@ -28,7 +31,7 @@ class Interrupt:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.asked = True
         self._restore()
-        print("\nstopping after this step and saving; once more to stop at once", file=sys.stderr, flush=True)
+        print(f"\nstopping {self.when}; once more to stop at once", file=sys.stderr, flush=True)
 
     def _restore(self) -> None:
         for number, handler in self._before.items():

@@ -83,9 +83,9 @@ def locked(path: Path) -> Iterator[None]:
             raise ConfigError(
                 f"another training (process {owner}) is at work in {path}; wait for it or choose another --out"
             ) from e
-        handle.truncate(0)
-        handle.write(str(os.getpid()))
-        handle.flush()
+        with contextlib.suppress(OSError):  # on a full disk the lock holds all the same, it only names nobody
+            os.ftruncate(handle.fileno(), 0)
+            os.write(handle.fileno(), str(os.getpid()).encode())
         yield
 
 

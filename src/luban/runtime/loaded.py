@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import functools
+import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from luban import events
@@ -46,15 +48,25 @@ class LoadedProgram:
         self._image = image
         self._entry = _ENTRY_TYPE(image.lookup(programs.ENTRY))
         self._plans: dict[tuple[int, ...], Plan] = {}
+        self._facts: dict[bytes, list[dict[str, Any]]] = {}
         self._sources = self.signature.sources
-        self._torch: Any = None
+        self.parallel = b"GOMP_parallel" in program.object  # the name stands in the symbol table of code that calls it
 
     def __call__(self, inputs: Sequence) -> list:
-        if self._torch is None:
-            from luban.runtime.torch_call import TorchCall
+        return self.on_torch(inputs)
 
-            self._torch = TorchCall(self)
-        return self._torch(inputs)
+    @functools.cached_property
+    def on_torch(self) -> Any:
+        """The same call without a layer around it; made at the first use, which imports torch."""
+        from luban.runtime.torch_call import TorchCall
+
+        return TorchCall(self)
+
+    def native(self) -> Callable[..., int] | None:
+        """The program's call without ctypes (see `native_call`), or None."""
+        from luban.runtime import native_call
+
+        return native_call.function(self._image, self.program.name)
 
     def call_numpy(self, inputs: Sequence) -> list:
         """The same on NumPy arrays; bfloat16 is `ml_dtypes.bfloat16` or raw uint16."""
@@ -100,7 +112,8 @@ class LoadedProgram:
         else:
             self._entry(arguments, plan.symbols, base, plan.offsets, call.address)
         if call.status.value:
-            self._fail()
+            status, call.status.value = call.status.value, 0
+            self.fail(status)
 
     def _run_recorded(self, arguments: bytes, plan: Plan, base: int) -> None:
         kernels = self.program.kernels
@@ -110,14 +123,27 @@ class LoadedProgram:
             self._entry(arguments, plan.symbols, base, plan.offsets, _call.address)
         finally:
             _call.struct[1] = 0
-        for i, kernel in enumerate(kernels):
+        for i, (kernel, facts) in enumerate(zip(kernels, self._facts_of(plan), strict=True)):
             if not stamps[2 * i + 1]:
                 break  # the program stopped before
-            facts = {key: kernel[key] for key in ("kind", "flops", "bytes") if key in kernel}
             events.span(kernel["name"], "kernel", stamps[2 * i], stamps[2 * i + 1], program=self.program.name, **facts)
 
-    def _fail(self) -> None:
-        status, _call.status.value = _call.status.value, 0
+    def _facts_of(self, plan: Plan) -> list[dict[str, Any]]:
+        """What the spans of the kernels say besides their times; computed once for each set of sizes."""
+        found = self._facts.get(plan.symbols)
+        if found is None:
+            if len(self._facts) >= _PLANS_KEPT:
+                self._facts.clear()
+            names = self.signature.symbols
+            sizes = dict(zip(names, struct.unpack(f"{len(names)}q", plan.symbols), strict=True))
+            found = self._facts[plan.symbols] = [
+                {**({"kind": k["kind"]} if "kind" in k else {}), **programs.work(k, sizes)}
+                for k in self.program.kernels
+            ]
+        return found
+
+    def fail(self, status: int) -> None:
+        """Raises the LubanError that a status word other than 0 stands for."""
         if status >> _NAN_SHIFT:
             self._fail_on_nan(self.program.metadata["nan_checks"][(status >> _NAN_SHIFT) - 1])
         met = [text for bit, text in _STATUS if status & bit] or [f"status {status}"]

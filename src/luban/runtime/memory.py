@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 
-from luban.errors import LubanError
+from luban.errors import OutOfMemoryError
 
 HUGE_PAGE = 2 << 20
 
@@ -14,12 +14,14 @@ def reserve(size: int) -> tuple[mmap.mmap, int]:
     """A zeroed private mapping with room for `size` bytes from a 2 MiB boundary on: (mapping, offset of the boundary).
 
     Pages appear when touched, huge ones where the system allows. The memory goes back when the mapping object dies.
-    Raises LubanError when the system has no memory left.
+    Raises OutOfMemoryError when the system has no memory left.
     """
     try:
         memory = mmap.mmap(-1, size + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, ValueError, OverflowError):
-        raise LubanError(f"no memory for {size >> 20} MiB of temporaries or results; use a smaller batch") from None
+        raise OutOfMemoryError(
+            f"no memory for {size >> 20} MiB of temporaries or results; use a smaller batch or model"
+        ) from None
     try:
         memory.madvise(mmap.MADV_HUGEPAGE)
     except (OSError, AttributeError):

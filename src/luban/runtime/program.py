@@ -5,13 +5,14 @@ Nothing here needs torch or NumPy, so that a cache hit can be read without them.
 
 from __future__ import annotations
 
+import contextlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from luban import symbolic
-from luban.errors import LubanError
+from luban.errors import ConfigError, LubanError
 
 VERSION = 1
 ENTRY = "luban_entry"
@@ -46,8 +47,20 @@ class Program:
 
     @property
     def kernels(self) -> list[dict[str, Any]]:
-        """One entry a kernel: name, kind ("generated" or "library"), flops, bytes."""
+        """One entry a kernel: name, kind ("generated" or "library"), flops, bytes (dims where sizes are open)."""
         return self.metadata["kernels"]
+
+
+def work(kernel: dict[str, Any], sizes: Mapping[str, int]) -> dict[str, int]:
+    """The flops and bytes of one call of a kernel, where known, for values of the symbols.
+
+    A size without a value (one that depends on data) leaves the number out.
+    """
+    found = {}
+    for key in ("flops", "bytes"):
+        with contextlib.suppress(KeyError, ConfigError):
+            found[key] = symbolic.evaluate(symbolic.parse(kernel[key]), sizes)
+    return found
 
 
 @dataclass(frozen=True)

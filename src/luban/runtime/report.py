@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextvars import ContextVar, Token
 from dataclasses import dataclass
-from typing import Any
+
+from luban.runtime.program import Program, work
 
 STAGES = ("frontend", "passes", "codegen", "load", "total")
 
@@ -21,13 +22,18 @@ _running: ContextVar[tuple[_Stage, ...]] = ContextVar("luban_stages", default=()
 
 @dataclass(frozen=True)
 class Kernel:
-    """One kernel of a compiled graph; `kind` is "generated" or "library", flops and bytes are of one call."""
+    """One kernel of a compiled graph; `kind` is "generated" or "library", flops and bytes are of one call.
+
+    Where sizes are open, of a call with the sizes that the graph was traced with; 0 where they depend on data.
+    `schedules` are the keys under which its schedule could be tuned, and whether it is (see `runtime/schedules.py`).
+    """
 
     name: str
     kind: str
     target: str
     flops: int
     bytes: int
+    schedules: tuple[tuple[str, bool], ...] = ()
 
 
 class Report:
@@ -123,9 +129,15 @@ def stage(name: str) -> Iterator[None]:
             outer[-1].inner += spent
 
 
-def kernels_of(program: Any) -> list[Kernel]:
-    """The kernels of a `runtime.program.Program`, as reports list them."""
+def kernels_of(program: Program, sizes: Mapping[str, int]) -> list[Kernel]:
+    """The kernels of a program, as reports list them, for values of its symbols."""
     return [
-        Kernel(k["name"], k.get("kind", "generated"), program.target, int(k.get("flops", 0)), int(k.get("bytes", 0)))
+        Kernel(
+            k["name"],
+            k.get("kind", "generated"),
+            program.target,
+            **{"flops": 0, "bytes": 0, **work(k, sizes)},
+            schedules=tuple((key, answer is not None) for key, answer in k.get("schedules", {}).items()),
+        )
         for k in program.kernels
     ]

@@ -198,9 +198,9 @@ def test_dims_are_computed_as_python_computes_them():
         emit_dim(fn, parse("s9 + 1"), values)
 
 
-def test_only_the_entry_is_visible(tile):
+def test_only_the_entry_and_its_call_from_python_are_visible(tile):
     text = tile.llvm(tile.text(COPY, "%a: f32, %o: f32", "s0"), targets.get("native"))
-    assert re.findall(r"^define (?!internal).*?@([\w.]+)", text, re.M) == ["luban_entry"]
+    assert re.findall(r"^define (?!internal).*?@([\w.]+)", text, re.M) == ["luban_entry", "luban_call"]
 
 
 def test_unknown_operations_and_broken_text_say_so(tile):

@@ -85,6 +85,41 @@ def test_operators_without_kernels_are_listed_with_their_line(counts):
     assert eigh == f"aten._linalg_eigh.default ({__file__}:{first + 3})"
 
 
+def test_operators_in_the_loss_are_listed_with_their_line():
+    def rank(y):
+        return torch.linalg.svdvals(y)
+
+    def loss(y, target):
+        return rank(y).sum() + torch.linalg.cholesky(y @ y.mT + target).sum()
+
+    with pytest.raises(UnsupportedOperatorError) as caught:
+        step_of(torch.nn.Linear(4, 4), loss)(torch.eye(4), torch.eye(4))
+    first = rank.__code__.co_firstlineno
+    assert f"aten._linalg_svd.default ({__file__}:{first + 1})" in caught.value.operators
+    assert f"aten.linalg_cholesky_ex.default ({__file__}:{first + 4})" in caught.value.operators
+
+
+def test_a_layer_or_loss_of_torchs_is_placed_where_the_user_calls_it():
+    class Rank(torch.nn.Module):
+        def forward(self, y, target):
+            return torch.linalg.svdvals(y).sum()
+
+    Rank.forward.__code__ = Rank.forward.__code__.replace(co_filename=torch.nn.Module.forward.__globals__["__file__"])
+    with pytest.raises(UnsupportedOperatorError) as caught:
+        step_of(torch.nn.Linear(4, 4), Rank())(torch.eye(4), torch.eye(4))
+    here = test_a_layer_or_loss_of_torchs_is_placed_where_the_user_calls_it.__code__.co_firstlineno
+    assert f"aten._linalg_svd.default ({__file__}:{here + 7})" in caught.value.operators
+
+
+def test_a_fault_of_the_compiler_is_not_blamed_on_the_inputs(monkeypatch):
+    def broken(*_, **__):
+        raise TypeError("lower() got an unexpected argument")
+
+    monkeypatch.setattr("luban.compiler.frontend.whole_step.compile_fx", broken)
+    with pytest.raises(TypeError, match="unexpected argument"):
+        step_of(torch.nn.Linear(4, 4))(torch.eye(4), torch.eye(4))
+
+
 @pytest.mark.parametrize(
     "function, dtype, operator",
     [

@@ -16,6 +16,7 @@ from luban.compiler.frontend.fingerprint import graph_key
 from luban.runtime import cache, report
 from luban.runtime.loaded import load
 from luban.runtime.program import Program
+from luban.runtime.schedules import unchanged
 
 
 class CompiledGraph:
@@ -59,6 +60,8 @@ def compile_fx(
             key = graph_key(gm, target, name, str(saved_from), str(assigned), *(["detect_nan"] if detect_nan else []))
         with report.stage("load"):
             program = None if os.environ.get("LUBAN_DUMP") else cache.get(key)  # a dump needs the passes to run
+            if program is not None and not all(unchanged(k.get("schedules", {})) for k in program.kernels):
+                program = None  # tuned since: it is compiled again under the same key
         if program is not None:
             report.add_cache_hit()
         else:
@@ -66,9 +69,7 @@ def compile_fx(
             cache.put(key, program)
         with report.stage("load"):
             compiled = CompiledGraph(program, _constants(gm))
-    report.add_graph(
-        [report.Kernel(k["name"], k["kind"], program.target, k["flops"], k["bytes"]) for k in program.kernels]
-    )
+    report.add_graph(report.kernels_of(program, _first_sizes(gm, program)))
     return compiled
 
 
@@ -99,6 +100,20 @@ def _compile(
         seed = {"kind": "tensor", "dtype": "int64", "shape": [], "strides": []}
         metadata["inputs"] = [seed if entry["kind"] == "seed" else entry for entry in metadata["inputs"]]
     return compile_graph(imported.module, metadata, target, name, detect_nan=detect_nan)
+
+
+def _first_sizes(gm: GraphModule, program: Program) -> dict[str, int]:
+    """The values of the program's symbols for what the graph was traced with; sizes that depend on data have none."""
+    given = [node.meta.get("val") for node in gm.graph.nodes if node.op == "placeholder"]
+    found = {}
+    for name, (kind, position, *dim) in program.metadata.get("symbol_sources", {}).items():
+        value = given[position]
+        if kind != "input":
+            value = (value.shape if kind == "size" else value.stride())[dim[0]]
+        size = value.node.hint if isinstance(value, torch.SymInt) else value
+        if size is not None:
+            found[name] = int(size)
+    return found
 
 
 def _constants(gm: GraphModule) -> list[torch.Tensor]:

@@ -23,13 +23,14 @@ from luban.compiler.frontend.torch.decompositions import table
 from luban.errors import ConfigError
 from luban.runtime import arena, memory, pools
 
-OPTIONS = {"fallback": "allow", "target": "native"}
+OPTIONS = {"fallback": "allow", "target": "native", "fuse_cross_entropy": False}
 
 
 def luban_backend(
     gm: GraphModule, example_inputs: Sequence[Any], *, options: dict[str, Any] | None = None, **_: Any
 ) -> Callable:
-    """Compiles a Dynamo graph. Options: `fallback` ("allow" or "error") and `target` (a name of luban.targets)."""
+    """Compiles a Dynamo graph. Options: `fallback` ("allow" or "error"), `target` (a name of luban.targets) and
+    `fuse_cross_entropy` (True never writes the logits of a last linear layer, see fuse_loss.py)."""
     return call_showing_errors(partial(_compile, options), gm, example_inputs)
 
 
@@ -37,7 +38,12 @@ watch(luban_backend)
 
 
 def _compile(options: dict[str, Any] | None, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable:
-    compiler = partial(_compile_part, read_options(options))
+    chosen = read_options(options)
+    compiler = partial(_compile_part, chosen)
+    if chosen["fuse_cross_entropy"]:
+        from luban.compiler.frontend.fuse_loss import fuse_losses
+
+        fuse_losses(gm)
     _give_idle_memory_back()
     backend = aot_autograd(
         fw_compiler=partial(compiler, "forward"),
@@ -94,6 +100,8 @@ def read_options(options: dict[str, Any] | None) -> dict[str, Any]:
     chosen = {**OPTIONS, **(options or {})}
     if chosen["fallback"] not in ("allow", "error"):
         raise ConfigError(f'fallback={chosen["fallback"]!r} is not known; use "allow" or "error"')
+    if not isinstance(chosen["fuse_cross_entropy"], bool):
+        raise ConfigError(f"fuse_cross_entropy={chosen['fuse_cross_entropy']!r} is not known; use True or False")
     return chosen
 
 

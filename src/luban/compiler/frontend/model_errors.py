@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import functools
 import re
-import sys
-from pathlib import Path
 from typing import Any
 
-import torch
 from torch._dynamo.exc import TorchDynamoException, TorchRuntimeError
 
-import luban
+from luban.compiler.frontend.source_places import LIBRARIES, user_frame
 from luban.errors import ConfigError
 
-_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(luban.__file__).parent))
 _KINDS = (IndexError, TypeError, ValueError, RuntimeError)
 _NODE = re.compile(r"FX node with fake tensors: call_\w+ (?:<[\w-]+ [\w-]+ )?(?P<name>[\w.]+)")
 _SIZE = re.compile(r"FakeTensor\(\.\.\.[^)]*?size=\((?P<size>[^)]*)\)")
@@ -77,10 +73,8 @@ def _where(error: Any) -> str:
     """The innermost line of the user's own source, or the one that called the compiled model."""
     stack = [(s.filename, s.lineno) for s in getattr(error, "real_stack", None) or ()]
     stack = stack or [(file, int(line)) for file, line in _PLACE.findall(str(error))]
-    own = [(file, line) for file, line in stack if not file.startswith(_LIBRARIES)]
+    own = [(file, line) for file, line in stack if not file.startswith(LIBRARIES)]
     if own:
         return f"at {own[-1][0]}:{own[-1][1]}"
-    frame = sys._getframe()
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
-        frame = frame.f_back
+    frame = user_frame()
     return f"in the call at {frame.f_code.co_filename}:{frame.f_lineno}"

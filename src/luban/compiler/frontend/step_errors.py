@@ -1,4 +1,4 @@
-"""What goes wrong while a training step is traced and compiled, in one sentence each."""
+"""What goes wrong while a training step is traced, in one sentence each."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from luban.errors import ConfigError, LubanError, UnsupportedOperatorError
+from luban.errors import ConfigError, LubanError, memory_wanted
 
-_EAGER = 'train with torch.compile(model, backend="luban") and an eager update, which runs them in eager'
+EAGER = 'train with torch.compile(model, backend="luban") and an eager update, which runs them in eager'
 _TRACERS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.proxy_tensor")
 
 
@@ -22,11 +22,11 @@ def step_errors(inputs: Sequence[Any]) -> Iterator[None]:
     try:
         with quiet():
             yield
-    except UnsupportedOperatorError as error:
-        raise UnsupportedOperatorError(error.operators, _EAGER) from None
     except LubanError:
         raise
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        if memory_wanted(error) is not None:
+            raise
         reason = " ".join(str(error).split("\n")[0].split()).rstrip(".") or type(error).__name__
         shown = ", ".join(map(_described, inputs))
         raise ConfigError(

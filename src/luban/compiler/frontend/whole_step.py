@@ -18,8 +18,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from luban.compiler.frontend.compile_fx import CompiledGraph, compile_fx
 from luban.compiler.frontend.dynamic_step import Guards, dynamic_dims, fake_arguments, guards_of
+from luban.compiler.frontend.fuse_loss import WatchLoss
 from luban.compiler.frontend.optimizers import rule_for, structure
-from luban.compiler.frontend.step_errors import step_errors
+from luban.compiler.frontend.source_places import source_places
+from luban.compiler.frontend.step_errors import EAGER, step_errors
 from luban.compiler.frontend.torch.decompositions import table
 from luban.errors import ConfigError, UnsupportedOperatorError
 
@@ -36,9 +38,11 @@ class TrainStep:
         max_norm: float | None,
         target: str,
         detect_nan: bool,
+        fuse_cross_entropy: bool = False,
     ):
         self.model, self.loss_fn, self.optimizer = model, loss_fn, optimizer
         self.max_norm, self.target, self.detect_nan = max_norm, target, detect_nan
+        self.watch_loss = WatchLoss if fuse_cross_entropy else nullcontext
         self.rule = rule_for(optimizer)
         if max_norm is not None and not max_norm > 0:
             raise ConfigError(f"max_norm={max_norm} cannot clip gradients; give a positive number or None")
@@ -160,22 +164,29 @@ class TrainStep:
         return None
 
     def _compile(self, key: Any, inputs: Sequence[Any]) -> CompiledGraph:
-        with step_errors(inputs):
-            try:
-                guards, program = self._program(inputs)
-            except UnsupportedOperatorError:  # again with places, which only the message is worth
-                guards, program = self._program(inputs, places=True)
+        try:
+            guards, program = self._program(inputs)
+        except UnsupportedOperatorError:
+            guards, program = self._program_with_places(inputs)
         self._programs.setdefault(key, []).append((guards, program))
         return program
 
     def _program(self, inputs: Sequence[Any], places: bool = False) -> tuple[Guards | None, CompiledGraph]:
-        graph, assigned, guards = self._trace(inputs, places)
+        with step_errors(inputs):
+            graph, assigned, guards = self._trace(inputs, places)
         return guards, compile_fx(graph, self.target, "train_step", assigned=assigned, detect_nan=self.detect_nan)
+
+    def _program_with_places(self, inputs: Sequence[Any]) -> tuple[Guards | None, CompiledGraph]:
+        """The same, so that what it cannot compile is listed with the lines: only the message is worth their cost."""
+        try:
+            return self._program(inputs, places=True)
+        except UnsupportedOperatorError as error:
+            raise UnsupportedOperatorError(error.operators, EAGER) from None
 
     def _trace(self, inputs: Sequence[Any], places: bool = False) -> tuple[GraphModule, dict[int, int], Guards | None]:
         """The step as a functional ATen graph, which output is assigned to which input, and what open sizes must fulfil.
 
-        places: every operator of the forward knows the line of the source that it comes from.
+        places: every operator of the forward and the loss knows the line of the source that it comes from.
         """
         parameters, buffers, state = list(self.parameters.values()), list(self.buffers.values()), self._state()
         hyper = torch.zeros(sum(len(self.rule.hyper(g, 1)) for g, _ in self.groups), dtype=torch.float64)
@@ -184,13 +195,13 @@ class TrainStep:
         targets: list[int] = []
 
         def step(*flat: torch.Tensor) -> list[torch.Tensor]:
-            outputs, targets[:] = self._one_step(list(flat), inputs)
+            outputs, targets[:] = self._one_step(list(flat), inputs, places)
             return outputs
 
         mode = None
         if any(dynamic_dims(x) and x.is_contiguous() for x in tensors):
             mode, arguments = fake_arguments(arguments, tensors)
-        graph = _traced(step, arguments, mode, places)
+        graph = _traced(step, arguments, mode)
         if any(_mutates(node) for node in graph.graph.nodes):
             again = torch.fx.Interpreter(graph).run if places else graph  # an interpreter passes the places on
             with torch.fx.traceback.preserve_node_meta(places):
@@ -199,7 +210,9 @@ class TrainStep:
         guards = guards_of(mode, arguments, len(arguments) - len(tensors)) if mode is not None else None
         return graph, {1 + i: at for i, at in enumerate(kept)}, guards
 
-    def _one_step(self, flat: list[torch.Tensor], inputs: Sequence[Any]) -> tuple[list[torch.Tensor], list[int]]:
+    def _one_step(
+        self, flat: list[torch.Tensor], inputs: Sequence[Any], places: bool
+    ) -> tuple[list[torch.Tensor], list[int]]:
         """What is traced: outputs are the loss and the new values; with each new value comes the input that it replaces."""
         n, m = len(self.parameters), len(self.buffers)
         leaves = {k: v.detach().requires_grad_(p.requires_grad) for (k, p), v in zip(self.parameters.items(), flat[:n])}
@@ -208,7 +221,8 @@ class TrainStep:
         state, hyper = flat[n + m : n + m + count], flat[n + m + count]
         rest = iter(flat[n + m + count + 1 :])
         named = {**leaves, **buffers}
-        loss = self._loss(named, [next(rest) if isinstance(x, torch.Tensor) else x for x in inputs])
+        with source_places(places):
+            loss = self._loss(named, [next(rest) if isinstance(x, torch.Tensor) else x for x in inputs])
         names = [name for _, listed in self.groups for name in listed]
         found = torch.autograd.grad(loss, [leaves[k] for k in names], allow_unused=True)
         with torch.no_grad():
@@ -238,10 +252,11 @@ class TrainStep:
 
     def _loss(self, named: dict[str, torch.Tensor], inputs: list[Any]) -> torch.Tensor:
         *first, last = inputs
-        if self.loss_fn is None:
-            loss = torch.func.functional_call(self.model, named, tuple(inputs))
-        else:
-            loss = self.loss_fn(torch.func.functional_call(self.model, named, tuple(first)), last)
+        with self.watch_loss():
+            if self.loss_fn is None:
+                loss = torch.func.functional_call(self.model, named, tuple(inputs))
+            else:
+                loss = self.loss_fn(torch.func.functional_call(self.model, named, tuple(first)), last)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             raise ConfigError("the model (or loss_fn) must return one loss tensor with a single element")
         return loss
@@ -293,16 +308,13 @@ def _described(i: int, value: Any) -> Any:
     return type(value), value
 
 
-def _traced(
-    function: Callable, arguments: Sequence[torch.Tensor], mode: FakeTensorMode | None, places: bool = False
-) -> GraphModule:
+def _traced(function: Callable, arguments: Sequence[torch.Tensor], mode: FakeTensorMode | None) -> GraphModule:
     """The function as a graph of operators that have import rules; with a mode, the arguments are its fake tensors."""
     trace = make_fx(
         function,
         decomposition_table=table(),
         tracing_mode="fake" if mode is None else "real",
         _allow_non_fake_inputs=True,
-        record_stack_traces=places,
     )
     with enable_python_dispatcher(), torch.enable_grad(), mode or nullcontext():
         return trace(*arguments)

@@ -33,6 +33,7 @@ from luban.symbolic import product
 REDUCTIONS = ("add", "mul", "max", "min", "and", "or", "argmax", "argmin")
 SCATTERS = ("add", "mul", "max", "min", "set")
 RANDOMS = ("uniform", "normal", "bits")
+TURN = "turn"  # an attribute, a number: the operation's kernel runs after those of all operations with lower ones
 
 
 @irdl_op_definition

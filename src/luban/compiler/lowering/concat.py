@@ -24,8 +24,7 @@ def lower(request: Request) -> Lowered:
     for piece, extent in zip(range(len(op.operands)), op.properties["extents"].data):  # type: ignore[union-attr]
         _copy_piece(b, op, piece, buffers[op.operands[piece]], start, extent)
         start = start + extent
-    size = product(out.shape)  # type: ignore[attr-defined]
-    moved = 2 * size * bytes_of(out.dtype) if isinstance(size, int) else 0  # type: ignore[attr-defined]
+    moved = product(out.shape) * (2 * bytes_of(out.dtype))  # type: ignore[attr-defined]
     return Lowered(b.finish(), tuple(operands), (request.group.results[0],), (), 0, moved)
 
 

@@ -6,7 +6,7 @@ of groups, never the library by name.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -36,14 +36,19 @@ class Request:
 
 @dataclass(frozen=True)
 class Lowered:
-    """A kernel and what its buffers stand for: graph values read, results written, then workspaces of so many bytes."""
+    """A kernel and what its buffers stand for: graph values read, results written, then workspaces of so many bytes.
+
+    `flops` and `bytes` are the work and the traffic of one call, expressions where sizes are open. `schedules` says
+    what it asked the tables of tuned schedules (see `runtime/schedules.py`).
+    """
 
     kernel: tile.KernelOp
     inputs: tuple[SSAValue, ...]
     outputs: tuple[SSAValue, ...]
     workspaces: tuple[Dim, ...] = field(default=())
-    flops: int = 0
-    bytes: int = 0
+    flops: Dim = 0
+    bytes: Dim = 0
+    schedules: Mapping[str, str | None] = field(default_factory=dict)
 
 
 Builder = Callable[[Request], Lowered]

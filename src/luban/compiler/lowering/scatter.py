@@ -62,9 +62,8 @@ def _workspaces(op: Operation, rows: scatter_rows.Rows | None) -> tuple[list[Att
     return ([wide], [product(out.shape) * bytes_of(wide)]) if wide != out.dtype else ([], [])  # type: ignore[attr-defined]
 
 
-def _bytes(value: SSAValue) -> int:
-    size = product(value.type.shape)  # type: ignore[attr-defined]
-    return size * bytes_of(value.type.dtype) if isinstance(size, int) else 0  # type: ignore[attr-defined]
+def _bytes(value: SSAValue) -> Dim:
+    return product(value.type.shape) * bytes_of(value.type.dtype)  # type: ignore[attr-defined]
 
 
 def _copy(b: KernelBuilder, source: SSAValue, target: SSAValue, size: Dim, whole: bool) -> None:

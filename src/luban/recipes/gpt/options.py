@@ -99,6 +99,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def resolve(args: argparse.Namespace) -> Options:
     """Complete options from a command line: given ones over a resumed run's over the size's. Raises ConfigError."""
+    for name in ("text", "out"):
+        if getattr(args, name) == "":
+            raise ConfigError(f"--{name} is empty; name a path or leave the option out")
     fields = {f.name for f in dataclasses.fields(Options)}
     given = {k: v for k, v in vars(args).items() if k in fields and v is not None}
     if args.resume:
@@ -116,6 +119,11 @@ def resolve(args: argparse.Namespace) -> Options:
     return options
 
 
+def of_size(quick: bool, **chosen: Any) -> Options:
+    """The default size, or the quick one, without a run directory."""
+    return Options(**{**(_QUICK if quick else _FULL), "run_dir": "", **chosen})
+
+
 def check(options: Options) -> None:
     """Raises ConfigError, in one sentence, for a choice that cannot work."""
     if options.workers > 1:
@@ -123,14 +131,22 @@ def check(options: Options) -> None:
             f"--workers {options.workers}: data-parallel training is not part of this version; use --workers 1"
         )
     for name in _POSITIVE:
-        if not 0 < getattr(options, name) < float("inf"):  # also refuses NaN
-            raise ConfigError(f"--{name.replace('_', '-')} must be above 0 and finite, not {getattr(options, name)}")
+        _check_positive(f"--{name.replace('_', '-')}", getattr(options, name))
     if options.warmup < 0:
         raise ConfigError(f"--warmup must be at least 0, not {options.warmup}")
+    if not -(2**63) <= options.seed < 2**63:
+        raise ConfigError(f"--seed must fit 64 bits, and {options.seed} does not; choose a smaller one")
     if options.width % options.heads:
         raise ConfigError(f"--width {options.width} is not a multiple of --heads {options.heads}; choose one that is")
     if options.tokenizer == "bpe" and not 256 < options.vocab <= 65536:
         raise ConfigError(f"--vocab must lie between 257 and 65536, not {options.vocab}")
+
+
+def _check_positive(option: str, value: float) -> None:
+    if not 0 < value < float("inf"):  # also refuses NaN
+        raise ConfigError(f"{option} must be above 0 and finite, not {value}")
+    if isinstance(value, int) and value >= 2**31:  # sizes multiply, and products must fit 64 bits
+        raise ConfigError(f"{option} {value} is too large; {2**31 - 1} is the most")
 
 
 def _refuse_changes(given: dict[str, Any], base: dict[str, Any], folder: Path) -> None:

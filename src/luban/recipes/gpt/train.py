@@ -18,6 +18,7 @@ from luban import __version__, events
 from luban.errors import ConfigError, LubanError, NanError
 from luban.recipes import checkpoint, rundir
 from luban.recipes.gpt import data, nan, steps
+from luban.recipes.gpt.memory import within_memory
 from luban.recipes.gpt.model import GPT, make_optimizer
 from luban.recipes.gpt.options import Options, check
 from luban.recipes.gpt.sample import generate
@@ -56,14 +57,20 @@ def train(options: Options, progress: Callable[[int, int], Any]) -> dict[str, An
     """
     check(options)
     folder = Path(options.run_dir)
-    with rundir.locked(folder), Interrupt() as interrupt:
-        if not options.resume and (folder / "config.json").exists():
+    with rundir.locked(folder), Interrupt() as interrupt, within_memory(options):
+        if not options.resume and _holds_run(folder):
             raise ConfigError(f"{folder} already holds a run; continue it with --resume or choose another --out")
         job = _set_up(options, folder)
         rundir.write_json(folder / "config.json", dataclasses.asdict(options))
         began = time.perf_counter()
         compiled = _run(job, interrupt, progress(options.steps, job.done))
         return _finish(job, time.perf_counter() - began, interrupt.asked, compiled)
+
+
+def _holds_run(folder: Path) -> bool:
+    """Whether there is something to lose: a checkpoint or a step that was made. A start that failed at once is not."""
+    metrics = folder / "metrics.jsonl"
+    return bool(checkpoint.steps(folder / "checkpoints")) or (metrics.exists() and metrics.stat().st_size > 0)
 
 
 def _set_up(options: Options, folder: Path) -> Job:
@@ -182,6 +189,11 @@ def _restore(job: Job) -> None:
             f"the text is not the one that the run in {job.folder} was started with; "
             "give the same --text or start a new run"
         )
+    if last.step > job.options.steps:
+        raise ConfigError(
+            f"the run in {job.folder} has made {last.step} steps already, more than --steps {job.options.steps}; "
+            f"give at least {last.step}"
+        )
     job.model.load_state_dict(last.groups["model"])
     checkpoint.restore_optimizer(job.optimizer, last.groups["optimizer"])
     torch.set_rng_state(last.groups["random"]["torch"])
@@ -241,7 +253,9 @@ def _finish(job: Job, seconds: float, interrupted: bool, compiled: dict[str, Any
         "sample": None if interrupted else _sample(job),
         "compiled": compiled,
     }
-    rundir.write_json(job.folder / "report.json", report)
+    path = job.folder / "report.json"
+    if job.losses or not path.exists():  # a finished run that is resumed to nothing keeps what it knew of its steps
+        rundir.write_json(path, report)
     return report
 
 

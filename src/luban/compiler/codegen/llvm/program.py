@@ -9,6 +9,7 @@ from typing import Literal
 from luban.compiler.codegen.llvm.dims import emit_dim
 from luban.compiler.codegen.llvm.emitter import Function, Module
 from luban.compiler.codegen.llvm.nan_checks import STATUS_AT, NanCheck, emit_checks
+from luban.compiler.codegen.llvm.python_call import add_python_call
 from luban.symbolic import Dim
 
 ENTRY = "luban_entry"
@@ -40,7 +41,7 @@ class Call:
 def emit_entry(
     module: Module, calls: Sequence[Call], symbols: Sequence[str], name: str = ENTRY, first: Sequence[NanCheck] = ()
 ) -> None:
-    """Adds the program's only visible function; `symbols` are the program's symbols in the order of its `syms` array.
+    """Adds the entry and its way in from Python; `symbols` are the program's symbols in the order of its `syms` array.
 
     When the run asks for it, every call is stamped: nanoseconds of the monotonic clock before and after it go to
     stamps[2 * k] and stamps[2 * k + 1] of the k-th call. `first` is searched for NaNs before the first call.
@@ -63,6 +64,7 @@ def emit_entry(
         emit_checks(fn, call.checks, values, lambda place: _pointer(fn, place, values))
     fn.emit("ret void")
     module.add(fn)
+    add_python_call(module, name)
 
 
 def _stop_on_bad_data(fn: Function) -> None:

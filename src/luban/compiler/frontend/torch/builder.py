@@ -85,6 +85,8 @@ class Builder:
         self.randoms = 0
         self._dense: dict[View, View] = {}
         self.log_softmaxes: dict[View, LogSoftmax] = {}
+        self.turn: int | None = None  # of the reductions and contractions that follow, see `next_turn`
+        self.turns = 0
 
     # -- what FX says -------------------------------------------------------------------------------------------------
 
@@ -99,8 +101,15 @@ class Builder:
     # -- operations ---------------------------------------------------------------------------------------------------
 
     def add(self, op: Operation) -> Operation:
+        if self.turn is not None and isinstance(op, (graph.ContractOp, graph.ReduceOp)):
+            op.attributes[graph.TURN] = int_attr(self.turn)
         self.block.add_op(op)
         return op
+
+    def next_turn(self) -> None:
+        """What follows runs when all that came before in turns is done; `turn = None` ends that."""
+        self.turns += 1
+        self.turn = self.turns
 
     def map(
         self,
@@ -227,8 +236,7 @@ class Builder:
         op = kind.create(
             operands=[*leading, *operands], result_types=types, properties=properties, regions=[Region(b.block)]
         )
-        self.block.add_op(op)
-        return op
+        return self.add(op)
 
     def contract(
         self,
@@ -265,7 +273,7 @@ class Builder:
         precision = torch.get_float32_matmul_precision()
         if precision != "highest" and dtype == torch.float32:
             op.properties["precision"] = StringAttr(precision)
-        self.block.add_op(op)
+        self.add(op)
         return dense(op.results[0], domain[: len(domain) - counts[3]], dtype)
 
     def concat(self, pieces: Sequence[View], axis: int) -> View:

@@ -82,6 +82,7 @@ def _normalise(op: graph.ContractOp) -> None:
     for kept in ("element", "precision", "unsigned"):
         if kept in op.properties:
             new.properties[kept] = op.properties[kept]
+    new.attributes.update(op.attributes)
     block = op.parent
     assert block is not None
     block.insert_op_before(new, op)

@@ -14,13 +14,16 @@ from xdsl.dialects.builtin import ModuleOp, StringAttr
 from xdsl.ir import Block, Operation, Region, SSAValue
 
 from luban.compiler.ir import graph
+from luban.compiler.ir.dtypes import bytes_of
 from luban.compiler.passes.graph.grouping import LOOPS, MAX_MEMBERS, Group, join, open_group
+from luban.compiler.passes.graph.order import Task, order
 from luban.compiler.passes.graph.placement import domain_of
 from luban.compiler.passes.graph.recompute import LATE
 from luban.compiler.passes.graph.stores import choose
 from luban.compiler.passes.graph.takeover import copy_where, needs_copy
 from luban.compiler.passes.registry import register
 from luban.errors import LubanError
+from luban.symbolic import evaluate, product, symbols
 
 OUTSIDE = ("graph.return", "graph.assign")  # never inside a kernel of its own
 
@@ -41,6 +44,7 @@ class Plan:
     readers: dict[SSAValue, list[int]] = field(default_factory=dict)
     writer: dict[SSAValue, int] = field(default_factory=dict)
     waiting: dict[SSAValue, Operation] = field(default_factory=dict)
+    turns: dict[int, set[int]] = field(default_factory=dict)  # groups that hold an operation of a turn
 
     def add(self, op: Operation) -> None:
         """Places `op`; a map that no group which makes its operands takes in waits until somebody wants its result."""
@@ -126,10 +130,11 @@ class Plan:
         return True
 
     def _before(self, ops: list[Operation], needs: set[int]) -> set[int]:
-        """Groups that must run before: producers, and readers of what gets overwritten."""
-        return needs | {
-            g for op in ops for r in op.results if r in self.targets for g in self.readers.get(self.targets[r], ())
-        }
+        """Groups that must run before: producers, readers of what gets overwritten, and all of an earlier turn."""
+        overwritten = [self.targets[r] for op in ops for r in op.results if r in self.targets]
+        turn = max((_turn(op) for op in ops), default=0)
+        earlier = {g for t, groups in self.turns.items() if t < turn for g in groups}
+        return needs | earlier | {g for v in overwritten for g in self.readers.get(v, ())}
 
     def _place(self, op: Operation) -> None:
         """Puts `op` into the first group that takes it, else into a new one."""
@@ -166,6 +171,8 @@ class Plan:
 
     def _settle(self, op: Operation, g: int, before: int) -> None:
         self.operations[g].append(op)
+        if graph.TURN in op.attributes:
+            self.turns.setdefault(_turn(op), set()).add(g)
         for result in op.results:
             self.home[result] = g
             self.waiting.pop(result, None)
@@ -190,6 +197,10 @@ class Plan:
             for other, bits in enumerate(self.ancestors):
                 if bits >> g & 1:
                     self.ancestors[other] |= self.ancestors[g]
+
+
+def _turn(op: Operation) -> int:
+    return op.attributes[graph.TURN].data if graph.TURN in op.attributes else 0  # type: ignore[attr-defined]
 
 
 def _widest_first(ops: list[Operation]) -> list[Operation]:
@@ -228,10 +239,10 @@ def group_block(block: Block, planner: type[Plan]) -> None:
         copy_where(block, lambda assign: True)
         plan = _decide(block, planner)
     tail = [op for op in block.ops if op.name in OUTSIDE]
-    order = _order(plan)
+    turns = _order(plan)
     for op in list(block.ops):
         op.detach()
-    for g in order:
+    for g in turns:
         block.add_op(_build(plan.groups[g].kind, plan.operations[g]))
     block.add_ops(tail)
 
@@ -246,55 +257,37 @@ def _decide(block: Block, planner: type[Plan]) -> Plan:
 
 
 def _order(plan: Plan) -> list[int]:
-    """Groups on demand: each as late as its readers allow, so that what is computed again does not lie about.
-
-    The groups that the caller waits for come in the order in which they can run; before each comes what it needs, the
-    longest chain first. (In that order alone, Llama's backward kept 155 MB of temporaries.)
-    """
-    ready = _ready_order(plan)
-    wanted = [
-        g
-        for g in ready
-        if any(use.operation.name in OUTSIDE for op in plan.operations[g] for r in op.results for use in r.uses)
-    ]
-    order: dict[int, None] = {}
-    for root in [*wanted, *ready]:
-        stack = [root]
-        while stack:
-            g = stack[-1]
-            missing = [p for p in _direct(plan, g) if p not in order]
-            if missing:
-                stack.append(max(missing, key=lambda p: plan.ancestors[p].bit_count()))
-            else:
-                order[stack.pop()] = None
-    return list(order)
+    """The groups in the order in which they shall run."""
+    homes = {r: g for g, operations in enumerate(plan.operations) for op in operations for r in op.results}
+    numbers: dict[SSAValue, int] = {}  # of the temporaries: what other groups read and the caller does not get
+    for value, g in homes.items():
+        users = [use.operation for use in value.uses]
+        if not any(op.name in OUTSIDE for op in users) and any(op not in plan.operations[g] for op in users):
+            numbers[value] = len(numbers)
+    return order([_task(plan, g, numbers) for g in range(len(plan.groups))])
 
 
-def _ready_order(plan: Plan) -> list[int]:
-    """Groups so that each comes after its ancestors, else in the order of their first operation."""
-    done = 0
-    order: list[int] = []
-    waiting = list(range(len(plan.groups)))
-    while waiting:
-        later = []
-        for g in waiting:
-            if plan.ancestors[g] & ~done:
-                later.append(g)
-            else:
-                order.append(g)
-                done |= 1 << g
-        waiting = later
-    return order
+def _task(plan: Plan, g: int, numbers: dict[SSAValue, int]) -> Task:
+    operations = plan.operations[g]
+    results = [r for op in operations for r in op.results]
+    made = {numbers[r]: _bytes(r) for r in results if r in numbers}
+    read = frozenset(numbers[v] for op in operations for v in op.operands if v in numbers) - made.keys()
+    return Task(
+        plan.ancestors[g],
+        made,
+        read,
+        wanted=any(use.operation.name in OUTSIDE for r in results for use in r.uses),
+        fails=any("checked" in inner.properties for op in operations for inner in op.walk()),
+        changes=any(r in plan.targets for r in results),
+    )
 
 
-def _direct(plan: Plan, g: int) -> list[int]:
-    """The ancestors of a group that are no ancestors of another one of its ancestors."""
-    bits = plan.ancestors[g]
-    listed = [n for n in range(bits.bit_length()) if bits >> n & 1]
-    behind = 0
-    for n in listed:
-        behind |= plan.ancestors[n]
-    return [n for n in listed if not behind >> n & 1]
+def _bytes(value: SSAValue) -> int:
+    """The bytes of a value; an open size counts as 64, about what a batch or a sequence has."""
+    elements = product(value.type.shape)  # type: ignore[attr-defined]
+    if not isinstance(elements, int):
+        elements = evaluate(elements, dict.fromkeys(symbols(elements), 64))
+    return elements * bytes_of(value.type.dtype)  # type: ignore[attr-defined]
 
 
 def _build(kind: str, operations: list[Operation]) -> graph.GroupOp:

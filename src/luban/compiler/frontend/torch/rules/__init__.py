@@ -14,6 +14,7 @@ from luban.compiler.frontend.torch.rules import (  # noqa: F401
     embedding,
     embedding_bag,
     indexing,
+    linear_loss,
     losses,
     masked,
     norms,
