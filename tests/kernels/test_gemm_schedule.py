@@ -42,7 +42,7 @@ def check(target, a, b):
 def test_every_regime_gives_the_product(caches, turned, dtype):
     """One pass; passes within a packed B; B packed pass by pass; few rows; more columns and rows than a block."""
     target = replace(HOST, caches=CACHES[caches])
-    for m, n, k in ((70, 130, 700), (65, 260, 129), (3, 700, 90), (8, 333, 257), (257, 70, 33)):
+    for m, n, k in ((70, 130, 700), (65, 260, 129), (3, 700, 90), (8, 333, 257), (257, 70, 33), (9, 300, 128)):
         check(target, laid(m, k, turned[0], dtype), laid(k, n, turned[1], dtype))
 
 

@@ -14,12 +14,15 @@ from luban.compiler.ir import dtypes, graph
 from luban.compiler.ir.attributes import Access, Dims, TensorType, contiguous
 from luban.errors import ConfigError
 
-DTYPES = ("float32", "float64", "bfloat16", "float16")
+INTEGERS = ("int8", "uint8")
+DTYPES = ("float32", "float64", "bfloat16", "float16", *INTEGERS)
 
 
 @dataclass(frozen=True)
 class Matmul:
     """C (m, n) = A (m, k) @ B (k, n), all of one dtype (a name); sums in float32, in float64 for float64.
+
+    8-bit integers, each operand with a sign or without, give int32.
 
     `precision` is torch's for float32 products. C is row-major, and so are A and B unless `a_turned` or `b_turned`: then
     their columns lie one after the other.
@@ -32,6 +35,12 @@ class Matmul:
     a_turned: bool = False
     b_turned: bool = False
     precision: str = "highest"
+    b_dtype: str = ""  # that of A where it is not given
+
+    @property
+    def dtypes(self) -> tuple[str, str, str]:
+        """Of A, B and C."""
+        return self.dtype, self.b_dtype or self.dtype, "int32" if self.dtype in INTEGERS else self.dtype
 
     @property
     def shapes(self) -> tuple[tuple[int, int], ...]:
@@ -45,14 +54,14 @@ class Matmul:
         return tuple((1, s[0]) if t else (s[1], 1) for s, t in zip(self.shapes, turned, strict=True))
 
     def fits(self, other: Matmul) -> bool:
-        """Whether both multiply the same shapes of one dtype, wherever their elements lie."""
-        return (self.shapes, self.dtype) == (other.shapes, other.dtype)
+        """Whether both multiply the same shapes and dtypes, wherever their elements lie."""
+        return (self.shapes, self.dtypes) == (other.shapes, other.dtypes)
 
 
 def matmul_of(a: Any, b: Any) -> Matmul:
     """The problem of two torch tensors, NumPy arrays or (shape, dtype) pairs. Raises ConfigError for what has no kernel."""
     (left, dtype), (right, other) = _described(a, "A"), _described(b, "B")
-    if dtype != other:
+    if dtype != other and not {dtype, other} <= set(INTEGERS):
         raise ConfigError(f"A is {dtype} and B is {other}; convert one of them to the other's dtype")
     if dtype not in DTYPES:
         known = f"{', '.join(DTYPES[:-1])} or {DTYPES[-1]}"
@@ -62,7 +71,7 @@ def matmul_of(a: Any, b: Any) -> Matmul:
             f"A has {left[1]} columns and B has {right[0]} rows, which must be equal for A @ B; "
             f"check the shapes {left} and {right}"
         )
-    return Matmul(left[0], right[1], left[1], dtype, _is_turned(a, left), _is_turned(b, right), _precision())
+    return Matmul(left[0], right[1], left[1], dtype, _is_turned(a, left), _is_turned(b, right), _precision(), other)
 
 
 def _precision() -> str:
@@ -119,8 +128,8 @@ def _dtype_name(dtype: Any, name: str) -> str:
 
 def graph_module(problem: Matmul) -> ModuleOp:
     """The module: one function with one `graph.contract`."""
-    element = dtypes.from_name(problem.dtype)
-    a, b, c = (TensorType.of(shape, element) for shape in problem.shapes)
+    elements = [dtypes.from_name(name) for name in problem.dtypes]
+    a, b, c = (TensorType.of(shape, element) for shape, element in zip(problem.shapes, elements, strict=True))
     block = Block(arg_types=[a, b])
     for argument, hint in zip(block.args, "ab", strict=True):
         argument.name_hint = hint
@@ -137,6 +146,9 @@ def graph_module(problem: Matmul) -> ModuleOp:
     product.out.name_hint = "c"
     if problem.dtype == "float32" and problem.precision != "highest":
         product.properties["precision"] = StringAttr(problem.precision)
+    unsigned = "".join(name for name, dtype in zip("ab", problem.dtypes) if dtype == "uint8")
+    if unsigned:
+        product.properties["unsigned"] = StringAttr(unsigned)
     shown = {"shapes": ArrayAttr([c.dims]), "accesses": ArrayAttr([Access.of(contiguous(c.shape))])}
     block.add_ops([product, graph.ReturnOp.create(operands=[product.out], properties=shown)])
     properties = {"sym_name": StringAttr("matmul"), "symbols": ArrayAttr([])}
@@ -146,8 +158,8 @@ def graph_module(problem: Matmul) -> ModuleOp:
 def metadata(problem: Matmul) -> dict[str, Any]:
     """How the program is called, in the form of `luban.runtime.program`."""
     a, b, c = (
-        {"dtype": problem.dtype, "shape": list(shape), "strides": list(strides)}
-        for shape, strides in zip(problem.shapes, problem.strides, strict=True)
+        {"dtype": dtype, "shape": list(shape), "strides": list(strides)}
+        for dtype, shape, strides in zip(problem.dtypes, problem.shapes, problem.strides, strict=True)
     )
     return {
         "symbols": [],

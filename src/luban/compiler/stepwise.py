@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 from xdsl.dialects.builtin import ModuleOp
-from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.ir import Operation, SSAValue
 
 from luban import targets
 from luban.compiler import matmul
 from luban.compiler.driver import GRAPH_PIPELINE, Kernels, emit_text, lower_groups
 from luban.compiler.ir import dtypes, graph, tile
-from luban.compiler.ir.numeric_types import from_array, numpy_dtype, to_torch
+from luban.compiler.ir.numeric_types import from_array, poisoned, to_torch
 from luban.compiler.ir.text import to_text, verify
 from luban.compiler.passes.pipeline import run
 from luban.errors import ConfigError, TargetError
@@ -70,14 +70,14 @@ class TiledIR:
         from luban.compiler.ir.interpret_tile import run_kernel
 
         self._check(a, b)
-        element = dtypes.from_name(self.problem.dtype)
+        elements = [dtypes.from_name(name) for name in self.problem.dtypes]
         rows, columns = self.problem.shapes[2]
-        out = np.full(rows * columns, np.nan, numpy_dtype(element))
+        out = poisoned(rows * columns, elements[2])
         turned = (self.problem.a_turned, self.problem.b_turned)
-        held = [from_array(_plain(x), element, name) for x, name in ((a, "A"), (b, "B"))]
+        held = [from_array(_plain(x), element, name) for x, element, name in zip((a, b), elements, "AB")]
         flat = [(x.T if t else x).reshape(-1) for x, t in zip(held, turned, strict=True)]
         run_kernel(tile.find_kernels(self.tile)[0], [*flat, out])
-        return _like(a, out.reshape(rows, columns), element)
+        return _like(a, out.reshape(rows, columns), self.problem)
 
     def _check(self, a: Any, b: Any) -> None:
         given = matmul.matmul_of(a, b)
@@ -114,8 +114,9 @@ def apply_arch_specific_opts(ir_graph: TiledIR, target: str | Target = "native")
         raise TargetError(
             f"{chip.name} takes Triton source and not machine code; choose a CPU target from `luban targets`"
         )
-    if ir_graph.problem.dtype not in chip.dtypes:
-        raise TargetError(f"{chip.name} has no {ir_graph.problem.dtype}; choose one of {', '.join(chip.dtypes)}")
+    lacking = [name for name in ir_graph.problem.dtypes if name not in chip.dtypes]
+    if lacking:
+        raise TargetError(f"{chip.name} has no {lacking[0]}; choose one of {', '.join(chip.dtypes)}")
     return _lowered(ir_graph.problem, ir_graph.graph, ir_graph.tile_size, chip)
 
 
@@ -209,7 +210,8 @@ class Binary:
 
 
 def _said(problem: matmul.Matmul) -> str:
-    return f"({problem.m}, {problem.k}) @ ({problem.k}, {problem.n}) in {problem.dtype}"
+    multiplied = " by ".join(dict.fromkeys(problem.dtypes[:2]))
+    return f"({problem.m}, {problem.k}) @ ({problem.k}, {problem.n}) in {multiplied}"
 
 
 def _laid(array: np.ndarray, turned: bool) -> np.ndarray:
@@ -230,8 +232,12 @@ def _plain(value: Any) -> Any:
     return value.astype(np.float32) if getattr(value.dtype, "name", "") == "bfloat16" else value
 
 
-def _like(given: Any, array: np.ndarray, element: Attribute) -> Any:
-    return to_torch(array, element, given.dtype) if _is_torch(given) else array.astype(given.dtype)
+def _like(given: Any, array: np.ndarray, problem: matmul.Matmul) -> Any:
+    """C as a tensor or an array, as A is."""
+    left, _, result = problem.dtypes
+    if _is_torch(given):
+        return to_torch(array, dtypes.from_name(result))
+    return array.astype(given.dtype if result == left else result)
 
 
 # ---- names of values, so that the text can be read

@@ -20,6 +20,7 @@ class Matrix:
     """A matrix in memory: element (i, p) at base + i * outer + p * k; packed panels when `panel` is not 0.
 
     A panel of a right operand has room for `depth` values of k, or for those of the product where that is 0.
+    `unsigned`: its integers have no sign.
     """
 
     buffer: SSAValue
@@ -28,6 +29,7 @@ class Matrix:
     k: Dim
     panel: int = 0
     depth: int = 0
+    unsigned: bool = False
 
 
 def pack_a(
@@ -72,9 +74,13 @@ def _pack(
         properties["k_multiple"] = IntAttr(t.k_multiple)
     if parts:
         properties["parts"] = ArrayAttr([StringAttr(part) for part in parts])
+    wider = source.unsigned and source.buffer.type.dtype != t.element  # type: ignore[attr-defined]
+    if wider:
+        properties["unsigned"] = UnitAttr()
     operands = [source.buffer, source.base, count, k, scratch, *([] if at is None else [at])]
     b.insert(tile.PackOp.create(operands=operands, properties=properties))
-    return replace(source, buffer=scratch, base=b.dim(0) if at is None else at, outer=0, k=0, panel=panel)
+    start, unsigned = b.dim(0) if at is None else at, source.unsigned and not wider
+    return replace(source, buffer=scratch, base=start, outer=0, k=0, panel=panel, unsigned=unsigned)
 
 
 def panel_elements(t: RegisterTile, panel: int, count: int, k: int) -> int:
@@ -114,6 +120,7 @@ def dot(
             body(*block.args)
         b.insert(tile.YieldOp.create())
     partial = [] if passes.partial is None else [passes.partial]
+    unsigned = "a" * left.unsigned + "b" * right.unsigned
     b.insert(
         tile.DotOp.create(
             operands=[left.buffer, left.base, right.buffer, right.base, *extents, *partial],
@@ -127,6 +134,7 @@ def dot(
                 "rows": IntAttr(t.mr),
                 "columns": IntAttr(t.nr),
                 **_panel_properties(t),
+                **({"unsigned": StringAttr(unsigned)} if unsigned else {}),
                 **({"b_depth": IntAttr(right.depth)} if right.depth else {}),
                 **_pass_properties(passes),
             },

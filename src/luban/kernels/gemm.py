@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from xdsl.dialects import arith
 from xdsl.dialects.builtin import StringAttr
@@ -24,7 +24,7 @@ from luban.compiler.passes.graph.grouping import Group
 from luban.kernels import convolution
 from luban.kernels.dot_writer import Matrix, Passes, dot, pack_a, pack_b, packed_depth, panel_elements
 from luban.kernels.gemm_blocks import with_blocks
-from luban.kernels.gemm_schedule import GemmSchedule, Shape, choose
+from luban.kernels.gemm_schedule import GemmSchedule, Shape, choose, tile_of, turns
 from luban.symbolic import Dim, floordiv, product
 
 # rows or columns of a task: the first, how many, how many at most, how many at a time
@@ -40,6 +40,7 @@ class Operand:
     outer: Dim
     k: Dim
     offset: Dim
+    unsigned: bool = False
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,20 @@ class Problem:
     b: Operand
     element: Attribute
     precision: str
+
+    @property
+    def shape(self) -> Shape:
+        a, b = self.a, self.b
+        return Shape(product(self.batch), self.m, self.n, self.k, a.outer, a.k, b.outer, b.k)
+
+    @property
+    def held(self) -> tuple[Attribute, ...]:
+        """The types in which the operands lie."""
+        return tuple(o.value.type.dtype for o in (self.a, self.b))  # type: ignore[attr-defined]
+
+    @property
+    def signs(self) -> tuple[bool, bool]:
+        return self.a.unsigned, self.b.unsigned
 
 
 def lower(request: Request) -> Lowered:
@@ -95,8 +110,11 @@ def problem_of(op: Operation) -> Problem:
     nb = op.properties["counts"].data[0].data  # type: ignore[union-attr]
     m, n, k = domain[nb:]
     a, b = op.properties["accesses"].data  # type: ignore[union-attr]
-    left = Operand(op.operands[0], tuple(a.strides[:nb]), a.strides[nb], a.strides[nb + 2], a.offset)
-    right = Operand(op.operands[1], tuple(b.strides[:nb]), b.strides[nb + 1], b.strides[nb + 2], b.offset)
+    unsigned = op.properties.get("unsigned", StringAttr("")).data  # type: ignore[attr-defined]
+    left = Operand(op.operands[0], tuple(a.strides[:nb]), a.strides[nb], a.strides[nb + 2], a.offset, "a" in unsigned)
+    right = Operand(
+        op.operands[1], tuple(b.strides[:nb]), b.strides[nb + 1], b.strides[nb + 2], b.offset, "b" in unsigned
+    )
     precision = op.properties.get("precision", StringAttr("highest")).data  # type: ignore[attr-defined]
     return Problem(tuple(domain[:nb]), m, n, k, left, right, op.multiplied, precision)  # type: ignore[attr-defined]
 
@@ -112,18 +130,14 @@ class _Gemm(Evaluator):
         super().__init__(builder, group, dict(zip((*self.external, *leaving), builder.buffers, strict=True)))
         self.problem, self.leaving = problem, leaving
         self.result = group.members[0].op.results[0]
-        shape = Shape(
-            product(problem.batch),
-            problem.m,
-            problem.n,
-            problem.k,
-            problem.a.outer,
-            problem.a.k,
-            problem.b.outer,
-            problem.b.k,
+        tile = tile_of(request.target, problem.element, problem.precision, problem.signs)
+        self.turned = request.tile_size is None and turns(request.target, problem.shape, tile, problem.held)
+        if self.turned:
+            self.problem = problem = replace(problem, m=problem.n, n=problem.m, a=problem.b, b=problem.a)
+        shape = problem.shape
+        self.schedule: GemmSchedule = choose(
+            request.target, shape, problem.element, problem.held, problem.precision, problem.signs
         )
-        held = tuple(o.value.type.dtype for o in (problem.a, problem.b))  # type: ignore[attr-defined]
-        self.schedule: GemmSchedule = choose(request.target, shape, problem.element, held, problem.precision)
         if request.tile_size is not None:
             self.schedule = with_blocks(self.schedule, shape, request.tile_size)
 
@@ -172,10 +186,13 @@ class _Gemm(Evaluator):
         b, p, s = self.b, self.problem, self.schedule
         zero, k = b.dim(0), b.dim(p.k)
         passes = Passes(self.partial, s.depth if self.partial is not None else None, s.order)
+        one_block = s.mc >= s.share_m  # of rows, which is then packed once
+        packed = self._left(batch, rows[0], rows[1], zero, k) if one_block else None
         with self._blocks(columns) as (j0, n):
             right = self._right(batch, j0, n, zero, k)
             with self._blocks(rows) as (i0, m):
-                self._dot(self._left(batch, i0, m, zero, k), right, (m, n, k), batch, (i0, j0), passes)
+                left = packed or self._left(batch, i0, m, zero, k)
+                self._dot(left, right, (m, n, k), batch, (i0, j0), passes)
 
     def _task(self, batch: list[SSAValue], columns: Span, rows: Span) -> None:
         """Passes over k, between which the sums of a block wait."""
@@ -226,7 +243,8 @@ class _Gemm(Evaluator):
             extents = (m, n, b.mul(steps, b.dim(t.k_multiple * t.terms)))
 
         def body(total: SSAValue, i: SSAValue, j: SSAValue) -> None:
-            self._epilogue(total, batch, b.add(i0, i), b.add(j0, j))
+            place = b.add(i0, i), b.add(j0, j)
+            self._epilogue(total, batch, *(reversed(place) if self.turned else place))
 
         dot(b, t, left, right, extents, body, passes)
 
@@ -237,7 +255,7 @@ class _Gemm(Evaluator):
         for index, stride in [*zip(batch, o.batch, strict=True), (start, o.outer), (k0, o.k)]:
             if stride != 0:
                 base = b.add(base, index if stride == 1 else b.mul(index, b.dim(stride)))
-        return Matrix(self.buffer[o.value], base, o.outer, o.k)
+        return Matrix(self.buffer[o.value], base, o.outer, o.k, unsigned=o.unsigned)
 
     # ---- the store
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from xdsl.dialects.builtin import i8
 from xdsl.ir import Attribute
 
 from luban.compiler.ir.dtypes import bytes_of
 from luban.kernels.dot_writer import packed_depth
+from luban.kernels.integer_tiles import integer_tile, streaming_integers
 from luban.kernels.register_tiles import RegisterTile, fit, register_tile, split_tile, streaming_tile, widest
 from luban.kernels.tuning.kept import kept_gemm
 from luban.symbolic import Dim
@@ -27,6 +29,11 @@ class Shape:
     a_k: Dim
     b_n: Dim
     b_k: Dim
+
+    @property
+    def turned(self) -> Shape:
+        """That of the transposed product."""
+        return Shape(self.batch, self.n, self.m, self.k, self.b_n, self.b_k, self.a_m, self.a_k)
 
 
 @dataclass(frozen=True)
@@ -67,17 +74,37 @@ TASKS = 4  # most tasks a core
 # Cycles that an element of A or B costs where it is packed and where it is read as it lies, and products a cycle of a unit
 # (Xeon with AMX, one core; what lies in memory, transposed, takes 1 to 1.6 cycles, what is in the second-level cache 0.3).
 PACK, READ = 0.4, 0.05
-SPEED = {"fma": 32.0, "bf16_dot": 64.0, "bfdot": 64.0, "amx": 512.0}
+SPEED = {"fma": 32.0, "bf16_dot": 64.0, "bfdot": 64.0, "amx": 512.0, "amx_int8": 1024.0, "vpdpbusd": 128.0}
 # Rows and columns (their harmonic sum) from which an operand pays for being packed where the unit could read it in place:
 # with A transposed, k 2048, in float32, 384 x 384 ran at 165 packed at 131 GFLOP/s a core, 768 x 192 at 166 and 120, but
 # 3072 x 768 at 142 and 172.
 WORTH_PACKING = 375
 STREAM_ROWS = 8  # rows of A up to which a product is no more than reading B
+# The same for 8-bit integers, whose plain products are slower than packing for a dot unit: 2 x 4096 x 4096 1619 us
+# streamed and 1916 packed, 3 rows 2317 and 1919.
+STREAM_INTEGERS = 2
+# Rows of A up to which C's transpose is computed where B lies as a left operand does. Results then leave row by row of
+# C, often pages apart: 12 of them fit the 12 ways of a first-level cache (16 x 1024 x 4096 in int8: 418 us, packed 386;
+# 12 rows 268 and 375, 8 rows 241 and 383; 8 x 4096 x 4096 770 and 1384, in bfloat16 3082 and 3989).
+TURNED_ROWS = 12
 FEW_ROWS = 64  # rows up to which packing B is most of the work: long pieces of its rows, pass by pass over k
 ACROSS = 512  # most columns of a block of sums that are built in place
 STREAMS = 8  # rows of B read side by side: the prefetchers follow as many streams
 # Bytes that packed B takes at most: what is beyond the second-level cache is read again for each block of rows.
 SCRATCH = 16 << 20
+
+
+def turns(target: Target, shape: Shape, tile: RegisterTile, held: tuple[Attribute, ...]) -> bool:
+    """Whether the transpose of C is computed: A has few rows, and B lies as the unit reads a left operand.
+
+    B is then read once, in place; packed it would be read, written and read again.
+    """
+    m, n, k, b_n = shape.m, shape.n, shape.k, shape.b_n
+    if not (isinstance(m, int) and isinstance(n, int) and isinstance(k, int) and isinstance(b_n, int)):
+        return False
+    size, readable = bytes_of(tile.element), tile.whole and tile.terms == 1 and set(held) == {tile.element}
+    small = m <= TURNED_ROWS and m * k * size <= target.l2_bytes // 4 and n * k * size > target.l2_bytes
+    return readable and small and shape.b_k == 1 and not _packs_a(target, tile, shape.turned)
 
 
 @kept_gemm
@@ -87,21 +114,27 @@ def choose(
     dtype: Attribute,
     held: tuple[Attribute, ...] | None = None,
     precision: str = "highest",
+    unsigned: tuple[bool, bool] = (False, False),
 ) -> GemmSchedule:
     """The schedule for a shape on a target.
 
     dtype is the type in which the operands are multiplied, `held` the types in which they lie: an operand of another type
-    than the unit's is converted when it is packed.
+    than the unit's is converted when it is packed. `unsigned`: which of two 8-bit integer operands have no sign.
     """
     m, n, k = _known(shape.m, 1024), _known(shape.n, 1024), _known(shape.k, 1024)
-    t = fit(split_tile(target, dtype, precision) or register_tile(target, dtype), target, n)
+    t = fit(tile_of(target, dtype, precision, unsigned), target, n)
     batch, size = _known(shape.batch, 1), bytes_of(t.element)
     cast = [t.terms > 1 or ty != t.element for ty in held or (dtype, dtype)]
     if m < t.mr and not t.whole:
         t = replace(t, mr=max(1, m))
     known = isinstance(shape.m, int) and isinstance(shape.k, int)
     as_it_lies = known and set(held or (dtype,)) == {dtype}
-    if as_it_lies and m <= STREAM_ROWS and shape.b_n == 1 and n * k * bytes_of(dtype) > target.l2_bytes > 0:
+    if (
+        as_it_lies
+        and m <= (STREAM_INTEGERS if dtype == i8 else STREAM_ROWS)
+        and shape.b_n == 1
+        and n * k * bytes_of(dtype) > target.l2_bytes > 0
+    ):
         return _streaming(target, dtype, (batch, m, n, k))
     near = (target.l2_bytes or ANY_CACHE) // CACHE_SHARE
     deep = packed_depth(t, k)
@@ -120,19 +153,32 @@ def choose(
         order, kc, nc = "columns", k, _block(t.nr, share_n, share_n)
         depth, mc = _block_of_a(target, t, share_m, k)
     elif isinstance(shape.k, int) and scratch >= min(share_n, 4 * t.nr) and not by_rows:
+        all_rows = t.whole and share_m * deep * size <= near
+        if (all_rows or (t.whole and n <= t.nr)) and deep > depth:
+            # All of A, or of B, stays in the second-level cache: no sums wait, and what is packed is used while it is near
+            # (128 x 4096 x 4096 with B transposed: int8 1,600 instead of 1,190, bfloat16 650 instead of 510).
+            depth, wide = deep, near // 2 // (deep * size)
         passes = deep > depth
         nc = _block(t.nr, share_n, min(wide, scratch, math.isqrt(near // 4)) if passes else min(wide, scratch))
-        mc = _block(t.mr, share_m, near // 8 // nc if passes else near // 2 // (deep * size) if pack_a else share_m)
+        few = near // 8 // nc if passes else near // 2 // (deep * size)
+        mc = _block(t.mr, share_m, few if passes or (pack_a and not all_rows) else share_m)
         kc = k
     else:
         kc, mc, nc = depth, share_m, _block(t.nr, share_n, near // (packed_depth(t, depth) * size))
     return GemmSchedule(t, share_m, share_n, mc, nc, kc, depth, order, pack_a, pack_b, parallel)
 
 
+def tile_of(target: Target, dtype: Attribute, precision: str, unsigned: tuple[bool, bool]) -> RegisterTile:
+    """The register tile of the unit that multiplies such operands."""
+    if dtype == i8:
+        return integer_tile(target, unsigned)
+    return split_tile(target, dtype, precision) or register_tile(target, dtype)
+
+
 def _streaming(target: Target, dtype: Attribute, sizes: tuple[int, int, int, int]) -> GemmSchedule:
     """Few rows: B is read once, some of its rows side by side from end to end, while the sums wait in the first cache."""
     m, k = sizes[1], sizes[3]
-    t = streaming_tile(target, dtype, m)
+    t = streaming_integers(target, m) if dtype == i8 else streaming_tile(target, dtype, m)
     _, share_n = _shares(target.cores, sizes, t, (READ, READ))
     return GemmSchedule(t, m, share_n, m, share_n, k, STREAMS, "rows", False, False, True)
 

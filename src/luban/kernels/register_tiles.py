@@ -26,7 +26,8 @@ class RegisterTile:
     has `panel_b` columns, nr where that is 0.
     `any_a` and `b_in_place`: whether the unit reads that operand where it lies (given the layout that it wants).
     `whole`: the unit knows no smaller tile, whatever the matrix. `parts_a`, `parts_b`: what packing takes the operands
-    apart into (see tile.PackOp); the products then go over all parts, `terms` times as many.
+    apart into (see tile.PackOp); the products then go over all parts, `terms` times as many. `more_rows`: rows of sums
+    that the unit holds besides those of the tile.
     """
 
     unit: str
@@ -43,6 +44,7 @@ class RegisterTile:
     whole: bool = False
     parts_a: tuple[str, ...] = ()
     parts_b: tuple[str, ...] = ()
+    more_rows: int = 0
 
     @property
     def terms(self) -> int:
@@ -76,7 +78,7 @@ def register_tile(target: Target, dtype: Attribute) -> RegisterTile:
             if tile is not None:
                 return tile
     accumulator = f64 if dtype == f64 else f32
-    mr, nv = _rows_and_vectors(target)
+    mr, nv = rows_and_vectors(target)
     lanes = max(1, target.vector_bits // (64 if accumulator == f64 else 32))
     return RegisterTile("fma", mr, nv * lanes, 1, dtype, True, True, accumulator)
 
@@ -99,7 +101,7 @@ def fit(t: RegisterTile, target: Target, n: int) -> RegisterTile:
     lanes = max(1, target.vector_bits // (64 if t.accumulator == f64 else 32))
     tiles = [t]
     for nv in range(1, 5):
-        mr = min(MAX_ROWS, (target.vector_registers - nv - 1) // nv)
+        mr = min(MAX_ROWS, (target.vector_registers - nv - 1) // nv - t.more_rows)
         if mr * nv >= min(MIN_SUMS, t.mr * t.nr // lanes):
             tiles.append(replace(t, mr=mr, nr=nv * lanes))
 
@@ -122,7 +124,7 @@ def widest(t: RegisterTile, target: Target, n: int) -> RegisterTile:
     return replace(t, mr=mr, nr=4 * lanes)
 
 
-def _rows_and_vectors(target: Target) -> tuple[int, int]:
+def rows_and_vectors(target: Target) -> tuple[int, int]:
     """Rows and vectors a row.
 
     mr * nv accumulators, nv vectors of B and one broadcast value fill the register file; mr = 8, nv = 3 reaches 117 of
@@ -140,7 +142,7 @@ def _pairs(unit: str, lanes: int | None = None) -> Callable[[Target], RegisterTi
         width = target.vector_bits // 32
         if lanes not in (None, width):
             return None
-        mr, nv = _rows_and_vectors(target)
+        mr, nv = rows_and_vectors(target)
         return RegisterTile(unit, mr, nv * width, 2, bf16, False, False, a_kk=2, k_multiple=2)
 
     return make

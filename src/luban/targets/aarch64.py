@@ -11,6 +11,7 @@ FP16_FMA = DotUnit("fullfp16.fmla", "float16", "float16", 1, "fma", rate=2.0)
 BF16_DOT = DotUnit("bf16.bfdot", "bfloat16", "float32", 2, "dot", rate=2.0)
 BF16_TILE = DotUnit("bf16.bfmmla", "bfloat16", "float32", 4, "tile", rows=2, cols=2, rate=4.0)
 INT8_DOT = DotUnit("dotprod.sdot", "int8", "int32", 4, "dot", rate=4.0)
+MIXED_DOT = DotUnit("i8mm.usdot", "uint8", "int32", 4, "dot", rate=4.0)  # unsigned by signed
 INT8_TILE = DotUnit("i8mm.smmla", "int8", "int32", 8, "tile", rows=2, cols=2, rate=8.0)
 
 REFERENCE = Target(
@@ -39,7 +40,7 @@ SVE = replace(
     llvm_features="+neon,+fp-armv8,+fullfp16,+dotprod,+sve,+bf16,+i8mm",
     vector_bits=256,
     caches=(Cache(1, 64 << 10), Cache(2, 1 << 20), Cache(3, 32 << 20)),
-    dot_units=(FMA, FP16_FMA, BF16_DOT, BF16_TILE, INT8_DOT, INT8_TILE),
+    dot_units=(FMA, FP16_FMA, BF16_DOT, BF16_TILE, INT8_DOT, MIXED_DOT, INT8_TILE),
     cores=64,
     clock_ghz=2.6,
     function_attributes="vscale_range(2,2)",

@@ -72,7 +72,7 @@ def x86(cpuinfo: dict[str, str], _vector_bytes: int) -> Target:
         base,
         llvm_cpu=_x86_model(cpuinfo) or base.llvm_cpu,
         llvm_features=",".join(features),
-        dot_units=_x86_units(flags if wide else set(), intel),
+        dot_units=_x86_units(flags, wide, intel),
         matrix_unit="amx" if "amx_bf16" in flags and wide else None,
         description=cpuinfo.get("model name", "x86-64"),
     )
@@ -87,16 +87,20 @@ def _x86_model(cpuinfo: dict[str, str]) -> str | None:
     return next((n for v, f, low, high, n in X86_MODELS if (v, f) == (vendor, family) and low <= model <= high), None)
 
 
-def _x86_units(flags: set[str], intel: bool):
+def _x86_units(flags: set[str], wide: bool, intel: bool):
+    if not wide:
+        narrow = (x86_64.AVX_INT16_DOT, x86_64.AVX_INT8_DOT) if "avx_vnni" in flags else ()
+        return (x86_64.FMA, x86_64.INT16_MADD, *narrow)
     bf16 = replace(x86_64.BF16_DOT, rate=0.5) if intel else x86_64.BF16_DOT
     offered = (
         ("avx512_bf16", bf16),
         ("avx512_fp16", x86_64.FP16_FMA),
+        ("avx512_vnni", x86_64.INT16_DOT),
         ("avx512_vnni", x86_64.INT8_DOT),
         ("amx_bf16", x86_64.AMX_BF16),
         ("amx_int8", x86_64.AMX_INT8),
     )
-    return (x86_64.FMA, *(unit for flag, unit in offered if flag in flags))
+    return (x86_64.FMA, x86_64.INT16_MADD, *(unit for flag, unit in offered if flag in flags))
 
 
 def arm(cpuinfo: dict[str, str], vector_bytes: int) -> Target:
@@ -109,6 +113,7 @@ def arm(cpuinfo: dict[str, str], vector_bytes: int) -> Target:
         ("bf16", aarch64.BF16_DOT),
         ("bf16", aarch64.BF16_TILE),
         ("asimddp", aarch64.INT8_DOT),
+        ("i8mm", aarch64.MIXED_DOT),
         ("i8mm", aarch64.INT8_TILE),
     )
     return replace(

@@ -288,3 +288,86 @@ def test_wrong_specs_are_refused():
         PackSpec(8, 2, dst_type="bfloat", k_multiple=3)
     with pytest.raises(ConfigError, match="not known"):
         emit_pack(Module(), "pack", replace(PackSpec(8), dst_type="double"))
+
+
+# ---- 8-bit integers: into groups of four or of a vector, pairs of 16 bits, single values
+
+INT_LANES = NATIVE.vector_bits // 32
+INT_MASKED = loads_masked(NATIVE, "i8")
+# panel, group, k_multiple, dst_type: AMX's two sides, dot units, pairs of 16 bits, single values
+INT_FORMS = [
+    (32, 4 * INT_LANES, 4 * INT_LANES, "i8"),
+    (16, 4, 4 * INT_LANES, "i8"),
+    (8, 4, 4, "i8"),
+    (48, 4, 4, "i8"),
+    (7, 4, 4, "i8"),
+    (8, 2, 2, "i16"),
+    (48, 2, 2, "i16"),
+    (3, 2, 2, "i16"),
+    (6, 1, 1, "i8"),
+    (48, 1, 1, "i8"),
+]
+INT_STORAGE = {"i8": np.int8, "i16": np.int16}
+
+
+def place_integers(guarded, held, contiguous, at_end):
+    """Values in guarded memory with others between them: (pointer, row stride, K stride)."""
+    rows, k = held.shape
+    rs, ks = {"k": (k + 3, 1), "rows": (1, rows + 3), "none": (2 * k + 3, 2)}[contiguous]
+    if rows == 0 or k == 0:
+        return guarded.bytes(0, at_end).ctypes.data, rs, ks
+    memory = guarded.bytes((rows - 1) * rs + (k - 1) * ks + 1, at_end).view(np.int8)
+    memory[:] = 0x55
+    np.lib.stride_tricks.as_strided(memory, (rows, k), (rs, ks))[:] = held
+    return memory.ctypes.data, rs, ks
+
+
+def check_integers(call, spec):
+    rng = np.random.default_rng(spec.panel + spec.group)
+    sizes = list(extents(spec, rng))
+    source = Guarded(max((r + 4) * (2 * k + 4) for r, k in sizes) + PAGE)
+    target = Guarded(max((r + spec.panel) * (k + spec.k_step) for r, k in sizes) * 2 + PAGE)
+    for number, (rows, k) in enumerate(sizes):
+        held = rng.integers(-128, 128, (rows, k)).astype(np.int8)
+        wide = held.view(np.uint8) if spec.unsigned else held
+        expected = packed(wide.astype(INT_STORAGE[spec.dst_type]), spec)
+        pointer, rs, ks = place_integers(source, held, spec.contiguous, number % 2 == 0)
+        for at_end in (True, False):
+            target.inside()[:] = UNTOUCHED
+            place = target.bytes(expected.nbytes, at_end)
+            call(pointer, rs, ks, place.ctypes.data, rows, k)
+            assert np.array_equal(place.view(expected.dtype), expected), f"{spec} {rows} x {k}"
+            place[:] = UNTOUCHED
+            assert np.all(target.inside() == UNTOUCHED), f"packing wrote beyond its panels: {spec} {rows} x {k}"
+
+
+@pytest.mark.parametrize("contiguous", ["k", "rows", "none"])
+@pytest.mark.parametrize("form", INT_FORMS, ids=str)
+def test_integers(form, contiguous):
+    panel, group, multiple, dst = form
+    spec = PackSpec(panel, group, contiguous, "i8", dst, INT_LANES, INT_MASKED, k_multiple=multiple)
+    for unsigned in (False, True) if dst == "i16" else (False,):
+        check_integers(load(replace(spec, unsigned=unsigned)), replace(spec, unsigned=unsigned))
+
+
+@pytest.mark.parametrize("contiguous", ["k", "rows", "none"])
+def test_integers_without_masks(contiguous):
+    for group, multiple, dst in ((4, 4, "i8"), (2, 2, "i16"), (1, 1, "i8")):
+        spec = PackSpec(12, group, contiguous, "i8", dst, 4, False, k_multiple=multiple)
+        check_integers(load(spec), spec)
+
+
+@pytest.mark.parametrize("name", ["aarch64-neon", "kunpeng-920", "aarch64-sve", "riscv64-rvv", "loongarch64-lasx"])
+def test_other_chips_pack_integers(name):
+    target = targets.get(name)
+    for contiguous in ("k", "rows", "none"):
+        for group, multiple, dst in ((4, 4, "i8"), (2, 2, "i16"), (1, 1, "i8")):
+            spec = PackSpec(24, group, contiguous, "i8", dst, target.vector_bits // 32, False, k_multiple=multiple)
+            assert compile_module(llvm_text(spec, target), target).object[:4] == b"\x7fELF"
+
+
+def test_wrong_integer_specs_are_refused():
+    with pytest.raises(ConfigError, match="whole words of 4"):
+        PackSpec(8, 2, src_type="i8", dst_type="i8")
+    with pytest.raises(ConfigError, match="need vectors of 4 words, got 16; use group 4"):
+        PackSpec(8, 16, src_type="i8", dst_type="i8")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from xdsl.dialects.builtin import i32
 
 from luban.compiler.frontend.torch.importer import import_graph
 from luban.compiler.ir.graph import ContractOp, ReduceOp
@@ -59,13 +60,24 @@ def test_an_operand_that_lies_in_rows_is_not_copied(machine):
     assert not any(op.name == "graph.map" for op in module.walk())
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int8])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16])
 def test_integer_products_become_reductions(machine, dtype):
     a, b = torch.randint(-5, 5, (2, 6, 33)).to(dtype), torch.randint(-5, 5, (2, 33, 7)).to(dtype)
     module = import_graph(machine.traced(torch.bmm, (a, b)), "main").module
     run(module, "simplify,contract_layout")
     verify(module)
     assert not contracts(module) and any(isinstance(op, ReduceOp) for op in module.walk())
+    machine.check(torch.bmm, a, b, tolerance=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8])
+def test_products_of_bytes_stay_and_sum_in_32_bits(machine, dtype):
+    a, b = torch.randint(0, 100, (2, 6, 33)).to(dtype), torch.randint(0, 100, (2, 33, 7)).to(dtype)
+    module = import_graph(machine.traced(torch.bmm, (a, b)), "main").module
+    run(module, "simplify,contract_layout")
+    verify(module)
+    (op,) = contracts(module)
+    assert op.out.type.dtype == i32 and (op.unsigned is not None) == (dtype is torch.uint8)
     machine.check(torch.bmm, a, b, tolerance=0)
 
 

@@ -27,7 +27,7 @@ from xdsl.traits import IsTerminator, Pure
 from luban.compiler.ir.attributes import INDEX, Access, Dims, Indirect, TensorType
 from luban.compiler.ir.dtypes import bytes_of, is_float
 from luban.compiler.ir.graph_attention import AttentionBackwardOp, AttentionOp, key_heads, shared_heads
-from luban.compiler.ir.rules import require, verify_accesses, verify_body, verify_results
+from luban.compiler.ir.rules import require, require_signs, verify_accesses, verify_body, verify_results
 from luban.symbolic import product
 
 REDUCTIONS = ("add", "mul", "max", "min", "and", "or", "argmax", "argmin")
@@ -183,13 +183,15 @@ class ReduceOp(IRDLOperation):
 
 @irdl_op_definition
 class ContractOp(IRDLOperation):
-    """out[b, m, n] = sum over k of a * b, accumulated in float32 (float64 and integers in their own type).
+    """out[b, m, n] = sum over k of a * b, accumulated in float32 (float64 in its own type, integers in the result's).
 
     `counts` says how many dims of the domain are batch, m, n and k, in this order; the result is row-major over
     (batch, m, n). Convolutions without padding are contractions too: an access may stride one operand by several dims.
     `element`, where given, is the float type to which both operands are converted before they are multiplied.
     `precision` "high" or "medium" lets a target multiply float32 as sums of two bfloats, or rounded to bfloat16, where
     that is faster; the interpreter multiplies exactly.
+    Integers are widened to the result's type and wrap there; `unsigned` ("a", "b" or "ab") names the operands without
+    a sign.
     """
 
     name = "graph.contract"
@@ -200,6 +202,7 @@ class ContractOp(IRDLOperation):
     accesses = prop_def(ArrayAttr)
     element = opt_prop_def(Attribute)
     precision = opt_prop_def(StringAttr)
+    unsigned = opt_prop_def(StringAttr)
     out = result_def(TensorType)
     traits = traits_def(Pure())
 
@@ -221,6 +224,7 @@ class ContractOp(IRDLOperation):
             self.precision is None or self.precision.data in ("highest", "high", "medium"),
             "has a precision among highest, high, medium",
         )
+        require_signs(self)
         nb, nm, nn, nk = (c.data for c in self.counts)
         require(self, nb + nm + nn + nk == len(self.domain.data), "counts every dim of its domain once")
         verify_results(self, self.domain.data[: nb + nm + nn], [self.out.type.dtype])

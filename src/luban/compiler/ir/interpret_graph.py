@@ -20,7 +20,7 @@ from luban import symbolic
 from luban.compiler.ir import graph
 from luban.compiler.ir.attention_semantics import attention, attention_backward
 from luban.compiler.ir.attributes import Access, Indirect, TensorType
-from luban.compiler.ir.numeric_types import conform, from_array, is_float, numpy_dtype, write_back
+from luban.compiler.ir.numeric_types import conform, from_array, is_float, numpy_dtype, unsigned_view, write_back
 from luban.compiler.ir.scalar_semantics import evaluate, random
 from luban.errors import ConfigError, LubanError, VerificationError
 
@@ -280,6 +280,7 @@ def _contract(op: graph.ContractOp, frame: Frame) -> list[np.ndarray]:
     )
     if 0 in domain[: nb + nm + nn]:
         return [np.zeros(domain[: nb + nm + nn], numpy_dtype(op.out.type.dtype))]
+    left, right = unsigned_view(left, op.unsigned, "a"), unsigned_view(right, op.unsigned, "b")
     if op.element is not None:
         left, right = conform(left, op.element), conform(right, op.element)
     left = np.broadcast_to(left.reshape(_without(left.shape, nb + nm, nn)), (*batch, *m, *k))

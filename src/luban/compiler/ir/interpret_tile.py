@@ -16,7 +16,7 @@ from luban import symbolic
 from luban.compiler.ir import tile
 from luban.compiler.ir.attributes import BufferType, Dims
 from luban.compiler.ir.interpret_graph import identity
-from luban.compiler.ir.numeric_types import conform, from_array, is_float, numpy_dtype
+from luban.compiler.ir.numeric_types import conform, from_array, is_float, numpy_dtype, poisoned, unsigned_view
 from luban.compiler.ir.scalar_semantics import evaluate, random
 from luban.compiler.ir.tile_memory import Memory, pack, part_of, unpacked
 from luban.errors import ConfigError, LubanError, VerificationError
@@ -239,10 +239,7 @@ def _where(machine: Machine, op: Operation) -> Callable[[], str]:
 
 def _alloc(machine: Machine, op: tile.AllocOp, operands: list[Any]) -> list[Any]:
     element, count = op.buffer.type.dtype, machine.dims(op.elements)[0]
-    dtype = numpy_dtype(element)
-    # Undefined contents are poison, so that a read before the first write shows in the result.
-    poison: Any = np.nan if is_float(element) else (True if dtype == np.bool_ else np.iinfo(dtype).max - 21)
-    return [Memory(np.full(count, poison, dtype), element, f"a scratch buffer of {machine.kernel.sym_name.data}")]
+    return [Memory(poisoned(count, element), element, f"a scratch buffer of {machine.kernel.sym_name.data}")]
 
 
 def _check(machine: Machine, op: tile.CheckOp, operands: list[Any]) -> list[Any]:
@@ -266,6 +263,8 @@ def _pack(machine: Machine, op: tile.PackOp, operands: list[Any]) -> list[Any]:
     s0, s1 = machine.dims(op.strides)
     positions = base + np.arange(outer)[:, None] * s0 + np.arange(k)[None, :] * s1
     loaded = source.load(positions, None, where)
+    if op.unsigned is not None and loaded.dtype == np.int8:
+        loaded = loaded.view(np.uint8)
     values = [conform(part_of(loaded, part), target.element) for part in op.parts_of]
     packed = pack(values, op.panel.data, op.kk.data, op.padding)
     target.store(np.arange(packed.size) + (at[0] if at else 0), packed, None, where)
@@ -278,6 +277,7 @@ def _dot(machine: Machine, op: tile.DotOp, operands: list[Any]) -> list[Any]:
     left = _dot_operand(machine, op, a, int(a_base), (m, k), op.a_strides, op.a_panel.data, op.groups[0], k)
     room = k if op.b_depth is None else op.b_depth.data
     right = _dot_operand(machine, op, b, int(b_base), (n, k), op.b_strides, op.b_panel.data, op.groups[1], room)
+    left, right = unsigned_view(left, op.unsigned, "a"), unsigned_view(right, op.unsigned, "b")
     acc_argument, i_argument, j_argument = op.body.block.args
     wide = np.float64 if is_float(acc_argument.type) else numpy_dtype(acc_argument.type)
     with np.errstate(all="ignore"):

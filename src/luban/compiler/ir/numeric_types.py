@@ -66,6 +66,19 @@ def conform(values: Any, element: Attribute) -> np.ndarray:
     return array.astype(dtype)
 
 
+def poisoned(count: int, element: Attribute) -> np.ndarray:
+    """Undefined contents: values that show in a result where they are read before the first write."""
+    dtype = numpy_dtype(element)
+    poison: Any = np.nan if is_float(element) else (True if dtype == np.bool_ else np.iinfo(dtype).max - 21)
+    return np.full(count, poison, dtype)
+
+
+def unsigned_view(values: np.ndarray, unsigned: Any, name: str) -> np.ndarray:
+    """8-bit integers read without a sign where `unsigned` (a StringAttr or None) lists the operand `name`."""
+    listed = unsigned is not None and name in unsigned.data
+    return values.view(np.uint8) if listed and values.dtype == np.int8 else values
+
+
 def from_array(value: Any, element: Attribute, what: str = "the array") -> np.ndarray:
     """A NumPy array or torch tensor as a contiguous array of an IR element type, without changing its values.
 

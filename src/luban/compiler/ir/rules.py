@@ -18,6 +18,11 @@ def require(op: Operation, holds: bool, rule: str) -> None:
         raise VerifyException(f"{op.name} breaks its rule: it {rule}")
 
 
+def require_signs(op: Any) -> None:
+    """`unsigned`, where it is given, names one operand or both."""
+    require(op, op.unsigned is None or op.unsigned.data in ("a", "b", "ab"), "names its unsigned operands a, b or ab")
+
+
 def verify_accesses(op: Operation, operands: Sequence[SSAValue], accesses: ArrayAttr, domain: Dims) -> None:
     """One access for each operand, one stride for each dim of the domain, and no read outside the tensor."""
     require(op, len(operands) == len(accesses), "has one access for each operand")

@@ -25,7 +25,7 @@ from xdsl.irdl import (
 from xdsl.traits import IsTerminator, NoTerminator, Pure
 
 from luban.compiler.ir.attributes import INDEX, BufferType, Dims
-from luban.compiler.ir.rules import require
+from luban.compiler.ir.rules import require, require_signs
 
 ROLES = ("serial", "parallel", "vector", "unroll")
 COMBINES = ("add", "mul", "max", "min", "and", "or", "none")
@@ -216,6 +216,7 @@ class PackOp(IRDLOperation):
     Given `parts`, a panel holds several of the bfloat16 parts of float32 or float16 values one after the other, each
     with all of k: "high" (the value rounded to bfloat16, at most the largest), "low" (what that leaves, rounded) and
     "finite" (the high part); the last two are 0 for an infinity or NaN. A dot over all of them multiplies part by part.
+    Integers that dst holds in more bits are extended by their sign, by zeros where they are `unsigned`.
     """
 
     name = "tile.pack"
@@ -230,6 +231,7 @@ class PackOp(IRDLOperation):
     kk = prop_def(IntAttr)
     k_multiple = opt_prop_def(IntAttr)
     parts = opt_prop_def(ArrayAttr)
+    unsigned = opt_prop_def(UnitAttr)
 
     @property
     def padding(self) -> int:
@@ -256,8 +258,9 @@ class DotOp(IRDLOperation):
     base + j * strides[0] + p * strides[1] - or, with panel > 0, packed as tile.pack writes it: with kk values of k side
     by side (`a_kk` in panels of a, where that is given) and `k_multiple` as tile.pack has it. Panels of b have room for
     `b_depth` values of k, for k of them where it is left out.
-    Sums accumulate in the type that the body receives: float32, or float64 for float64 operands. `unit` names the
-    target's dot unit; rows and columns give the register tile. The body runs once for each (i, j), in any order, with j
+    Sums accumulate in the type that the body receives: float32, float64 for float64 operands, or int32 for 8- and 16-bit
+    integers, which wraps; `unsigned` ("a", "b" or "ab") names the operands whose 8-bit integers have no sign. `unit`
+    names the target's dot unit; rows and columns give the register tile. The body runs once for each (i, j), in any order, with j
     as lanes; it must not carry anything.
 
     `partial` is scratch for sums, in a layout of the code generator's own: at least m x n accumulators, rounded up to
@@ -284,6 +287,7 @@ class DotOp(IRDLOperation):
     a_kk = opt_prop_def(IntAttr)
     k_multiple = opt_prop_def(IntAttr)
     b_depth = opt_prop_def(IntAttr)
+    unsigned = opt_prop_def(StringAttr)
     unit = prop_def(StringAttr)
     rows = prop_def(IntAttr)
     columns = prop_def(IntAttr)
@@ -306,6 +310,7 @@ class DotOp(IRDLOperation):
 
     def verify_(self) -> None:
         require(self, len(self.a_strides.data) == len(self.b_strides.data) == 2, "has two strides for each operand")
+        require_signs(self)
         packed = self.a_panel.data > 0 or self.b_panel.data > 0
         require(self, not packed or self.kk.data > 0, "has a kk of at least 1 where an operand is packed")
         if packed:

@@ -10,6 +10,7 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from xdsl.dialects.builtin import i8
 from xdsl.ir import Attribute, Operation
 
 from luban.kernels.attention_blocks import Blocks
@@ -39,8 +40,11 @@ def kept_gemm(choose: Choose) -> Choose:
         dtype: Attribute,
         held: tuple[Attribute, ...] | None = None,
         precision: str = "highest",
+        unsigned: tuple[bool, bool] = (False, False),
     ) -> GemmSchedule:
-        derived: GemmSchedule = choose(target, shape, dtype, held, precision)
+        derived: GemmSchedule = choose(target, shape, dtype, held, precision, unsigned)
+        if dtype == i8:
+            return derived  # a workload does not know signs, and nothing tunes products of integers
         found = workload.of_gemm(target.cores, shape, dtype, held, precision)
         return derived if found is None else of_gemm(derived, target, found)
 

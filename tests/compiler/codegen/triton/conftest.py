@@ -134,6 +134,7 @@ def dot(
     ty: str = "f32",
     bases: str = "%z, %z",
     acc: str = "f32",
+    unsigned: str = "",
     **packed: int,
 ) -> str:
     """A tile.dot as text; sizes "%m, %n, %k", types of both operands in `ty` ("bf16" or "bf16, f32")."""
@@ -149,6 +150,7 @@ def dot(
     types = f"(!tile.buf<{left}>, i64, !tile.buf<{right or left}>, i64, i64, i64, i64) -> ()"
     region = f'^bb0(%acc: {acc}, %i: i64, %j: i64):\n{body}\n"tile.yield"() : () -> ()'
     operands = f"({a}, {base[0]}, {b}, {base[1]}, {sizes})"
+    props += f', unsigned = "{unsigned}"' if unsigned else ""
     return f'"tile.dot"{operands} <{{{props}, unit = "fma"}}> ({{\n{region}\n}}) : {types}\n'
 
 

@@ -62,6 +62,19 @@ def test_integers_and_mixed_types(tr, tile, sizes):
     tr.compare(kernel, [tr.bf16(tr.noise(M * K)), tr.noise(K * N, 1), np.zeros(M * N, np.float32)], atol=1e-4)
 
 
+@pytest.mark.parametrize("unsigned", ["a", "b", "ab"])
+def test_bytes_without_a_sign(tr, tile, sizes, unsigned):
+    """tl.dot takes signed ones: they are moved down by 128, and what that leaves out is added."""
+    body = "store %acc, %c[%i, %j] [70, 1] + 0 : i32"
+    dot = tr.dot("%a", "%b", "%m, %n, %k", "50, 1", "1, 70", body, "i8", acc="i32", unsigned=unsigned)
+    kernel = tile.kernel(tile.text(sizes + dot, "%a: i8, %b: i8, %c: i32"))
+    rng = np.random.default_rng(1)
+    a, b = (rng.integers(-128, 128, size).astype(np.int8) for size in (M * K, K * N))
+    got, _ = tr.compare(kernel, [a, b, np.zeros(M * N, np.int32)])
+    left, right = ((x.view(np.uint8) if name in unsigned else x).astype(np.int64) for x, name in ((a, "a"), (b, "b")))
+    assert np.array_equal(got[2].reshape(M, N), left.reshape(M, K) @ right.reshape(K, N))
+
+
 def test_a_batch_of_symbolic_sizes(tr, tile):
     """Grid: the batch, then row and column tiles; m, n and k come at launch."""
     text = (

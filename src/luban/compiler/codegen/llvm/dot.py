@@ -26,7 +26,7 @@ from luban.compiler.codegen.llvm.context import (
     uniform_of,
 )
 from luban.compiler.codegen.llvm.dots import PANELS, DotSpec, emitter_for
-from luban.compiler.codegen.llvm.dots.amx import emit_configure
+from luban.compiler.codegen.llvm.dots.amx import AMX_UNITS, emit_configure
 from luban.compiler.codegen.llvm.epilogue import Tile, direct_store, emit_epilogue, store_target
 from luban.compiler.codegen.llvm.lanes import function_attributes, loads_masked
 from luban.compiler.codegen.llvm.strips import emit_strip, strip_of
@@ -67,7 +67,7 @@ def _dot(ctx: Context, op: Any) -> None:
     m, n, k = (uniform_of(ctx, value, "a size of tile.dot") for value in (op.m, op.n, op.k))
     a = _side(ctx, op, op.a, op.a_base, op.a_strides.data, op.a_panel.data, k, "a")
     b = _side(ctx, op, op.b, op.b_base, op.b_strides.data, op.b_panel.data, k, "b")
-    if op.unit.data == "amx":
+    if op.unit.data in AMX_UNITS:
         _configure(ctx)
     depth = op.depth.data if op.depth is not None else None
     begins, ends = op.resumes is not None, op.keeps is not None
@@ -293,13 +293,15 @@ def _micro_kernel(ctx: Context, op: Any, a: Side, b: Side, accumulate: bool, who
         a_type=a.type,
         b_type=b.type,
         acc_type=_accumulator(op),
+        unsigned="" if op.unsigned is None else op.unsigned.data,
         a_layout=a.layout,
         b_layout=b.layout,
         masked=loads_masked(ctx.target, "float"),
         accumulate=accumulate,
         whole_tile=whole_tile,
     )
-    parts = (spec.unit, spec.mr, spec.nr, spec.a_type, spec.b_type, spec.acc_type, spec.a_layout, spec.b_layout)
+    signs = f".u{spec.unsigned}" if spec.unsigned else ""
+    parts = (spec.unit, spec.mr, spec.nr, spec.a_type, spec.b_type, spec.acc_type, spec.a_layout, spec.b_layout + signs)
     name = "luban.dot." + ".".join(map(str, parts)) + ".more" * accumulate + ".tile" * whole_tile
     if name not in ctx.module.functions:
         emitter_for(spec.unit)(ctx.module, name, spec)

@@ -28,6 +28,7 @@ def _pack(ctx: Context, op: Any) -> None:
         native_bf16=not features_of(ctx.target).isdisjoint(("avx512bf16", "bf16")),
         k_multiple=op.padding,
         parts=op.parts_of,
+        unsigned=op.unsigned is not None,
     )
     words = ["-".join(field) if isinstance(field, tuple) else str(field).lower() for field in vars(spec).values()]
     name = "luban.pack." + ".".join(words)

@@ -254,7 +254,20 @@ def _multiply(ctx: Context, dot: tile.DotOp, sides: tuple[Side, Side], at: tuple
             else ""
         )
         ctx.line(f"{total} = tl.dot({blocks[0]}, {blocks[1]}, {total}{options})")
+        moved = _moved_down(dot, blocks, depth)
+        if moved:
+            ctx.line(f"{total} += {moved}")
     return total
+
+
+def _moved_down(dot: tile.DotOp, blocks: list[str], depth: int) -> str:
+    """What unsigned operands, which are read 128 lower to fit tl.dot's signed bytes, leave out of a sum of products."""
+    unsigned = "" if dot.unsigned is None else dot.unsigned.data
+    a, b = blocks
+    parts = [f"tl.sum({b}.to(tl.int32), axis=0)[None, :]"] if "a" in unsigned else []
+    parts += [f"tl.sum({a}.to(tl.int32), axis=1)[:, None]"] if "b" in unsigned else []
+    whole = f" + {128 * 128 * depth}" if unsigned == "ab" else ""
+    return f"128 * ({' + '.join(parts)}){whole}" if parts else ""
 
 
 def _operand(
@@ -283,6 +296,8 @@ def _operand(
     value = Value(f"tl.load({address}{mask})", side.buffer.type.dtype)  # type: ignore[attr-defined]
     for ty in (side.element, dot_type(dot)):
         value = value if value.type == ty else value.to(ty)
+    if dot.unsigned is not None and ("a" if first else "b") in dot.unsigned.data:
+        return ctx.assign("a" if first else "b", f"({value.at(ATOM)} ^ -128).to(tl.int8)")
     return ctx.assign("a" if first else "b", value.text)
 
 
@@ -314,7 +329,9 @@ def _steps(k: Value, kk: int, multiple: int) -> Value:
 def _pack(ctx: Context, op: tile.PackOp) -> None:
     """Copies a block, and zeros for its padding, tile by tile."""
     if op.parts is not None:
-        raise ConfigError("tile.pack takes values apart, which no Triton target asks for; schedule the kernel for this one")
+        raise ConfigError(
+            "tile.pack takes values apart, which no Triton target asks for; schedule the kernel for this one"
+        )
     outer, k, base = (ctx.held(ctx.scalar(v, "the size of a pack")) for v in (op.outer, op.k, op.base))
     panel, kk = op.panel.data, op.kk.data
     with tiles(ctx, _padded(outer, panel), _padded(k, op.padding), COPY, COPY, op) as (i, j):

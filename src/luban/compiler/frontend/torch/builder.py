@@ -267,6 +267,9 @@ class Builder:
                 ),
             },
         )
+        unsigned = "".join(name for v, name in ((a, "a"), (b, "b")) if v.dtype is torch.uint8)
+        if unsigned and dtype is not torch.uint8:
+            op.properties["unsigned"] = StringAttr(unsigned)
         precision = torch.get_float32_matmul_precision()
         if precision != "highest" and dtype == torch.float32:
             op.properties["precision"] = StringAttr(precision)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from xdsl.dialects.builtin import ArrayAttr, IntAttr, ModuleOp
+from xdsl.dialects.builtin import ArrayAttr, IntAttr, ModuleOp, i8, i32
 from xdsl.ir import Block, Region, SSAValue
 
 from luban.compiler.ir import graph
@@ -40,7 +40,13 @@ class ContractLayout:
             if isinstance(func, graph.FuncOp):
                 for op in list(func.body.block.ops):
                     if isinstance(op, graph.ContractOp):
-                        (_normalise if is_float(op.out.type.dtype) else to_reduction)(op)
+                        (_normalise if _has_units(op) else to_reduction)(op)
+
+
+def _has_units(op: graph.ContractOp) -> bool:
+    """Whether dot units compute such products: floats, and 8-bit integers summed in 32 bits."""
+    result = op.out.type.dtype
+    return is_float(result) or (result == i32 and all(v.type.dtype == i8 for v in (op.a, op.b)))  # type: ignore[attr-defined]
 
 
 def _normalise(op: graph.ContractOp) -> None:
@@ -73,7 +79,7 @@ def _normalise(op: graph.ContractOp) -> None:
             ),
         },
     )
-    for kept in ("element", "precision"):
+    for kept in ("element", "precision", "unsigned"):
         if kept in op.properties:
             new.properties[kept] = op.properties[kept]
     new.attributes.update(op.attributes)

@@ -1,4 +1,4 @@
-"""Integer products as plain reductions: no chip's dot unit of ours computes them in their own type, and they are rare."""
+"""Products of wide integers as plain reductions: no chip's dot unit of ours computes them, and they are rare."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from luban.compiler.codegen.llvm.dots.amx import AMX_A_GROUP, AMX_B_COLUMNS, emit_amx
 from luban.compiler.codegen.llvm.dots.bf16_dot import emit_bf16_dot, emit_bfdot
 from luban.compiler.codegen.llvm.dots.fma import emit_fma
+from luban.compiler.codegen.llvm.dots.int8_dot import emit_imul, emit_sdot, emit_vpdpbusd, emit_vpdpwssd, emit_vpmaddwd
 from luban.compiler.codegen.llvm.dots.pack import emit_pack
 from luban.compiler.codegen.llvm.dots.pack_spec import PackSpec
 from luban.compiler.codegen.llvm.dots.spec import DotSpec
@@ -26,6 +27,12 @@ _EMITTERS: dict[str, Emitter] = {
     "bf16_dot": emit_bf16_dot,
     "bfdot": emit_bfdot,
     "amx": emit_amx,
+    "amx_int8": emit_amx,
+    "vpdpbusd": emit_vpdpbusd,
+    "vpdpwssd": emit_vpdpwssd,
+    "vpmaddwd": emit_vpmaddwd,
+    "sdot": emit_sdot,
+    "imul": emit_imul,
 }
 
 
@@ -47,6 +54,12 @@ PANELS: dict[str, Panels] = {
     "bf16_dot": Panels(2, 2, 2),
     "bfdot": Panels(2, 2, 2),
     "amx": Panels(AMX_A_GROUP, 2, AMX_A_GROUP, AMX_B_COLUMNS),
+    "amx_int8": Panels(2 * AMX_A_GROUP, 4, 2 * AMX_A_GROUP, AMX_B_COLUMNS),
+    "vpdpbusd": Panels(4, 4, 4),
+    "vpdpwssd": Panels(2, 2, 2),
+    "vpmaddwd": Panels(2, 2, 2),
+    "sdot": Panels(4, 4, 4),
+    "imul": Panels(1, 1, 1),
 }
 
 

@@ -1,4 +1,4 @@
-"""x86 AMX: 2 x 2 tiles of 16 x 16 accumulators, bfloat16 inputs 32 values of K at a time.
+"""x86 AMX: 2 x 2 tiles of 16 x 16 accumulators, 32 values of K at a time of bfloat16 inputs, 64 of 8-bit integers.
 
 A tile register holds 16 rows of 64 bytes. Four of the eight hold C, two A, two B: four loads feed four products. The
 tiles' shapes must be configured before the first call, and other libraries release them: a kernel that calls such
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from luban.compiler.codegen.llvm.dots.flow import loop, offset, times, when
 from luban.compiler.codegen.llvm.dots.results import walk
-from luban.compiler.codegen.llvm.dots.spec import PARAMETERS, DotSpec
+from luban.compiler.codegen.llvm.dots.spec import ELEMENT_BYTES, PARAMETERS, DotSpec
 from luban.compiler.codegen.llvm.emitter import Function, Module
 from luban.errors import ConfigError
 
@@ -19,6 +19,8 @@ AMX_B_COLUMNS = (
 )
 ROWS, ROW_BYTES = 16, 64
 C_TILES, A_TILES, B_TILES = (0, 1, 2, 3), (4, 5), (6, 7)
+AMX_UNITS = ("amx", "amx_int8")
+INT8 = {"": "tdpbssd", "a": "tdpbusd", "b": "tdpbsud", "ab": "tdpbuud"}  # by the unsigned operands
 CONFIG_NAME = "luban_amx_tiles"
 
 
@@ -35,15 +37,17 @@ def emit_configure(module: Module, name: str) -> None:
 
 
 def emit_amx(module: Module, name: str, spec: DotSpec) -> None:
-    """Adds the internal function `name`: mr 32, two vectors of 16 lanes, bfloat inputs, B packed with K padded to 32.
+    """Adds the internal function `name`: mr 32, two vectors of 16 lanes, B packed with K padded to 64 bytes.
 
-    A is "packed" (`[ceil(K/32)][32][32]`, zero padded) or "row_major", read in place. Partial tiles of A in place and
+    Inputs are bfloat and sums float, or i8 and i32. A is "packed" (rows of 64 bytes, `[ceil(K/32)][32][32]` for bfloat,
+    zero padded) or "row_major", read in place. Partial tiles of A in place and
     the ragged end of K go through a zeroed stack panel. The tiles must have been configured (`emit_configure`).
     """
-    shape = (spec.a_type, spec.b_type, spec.acc_type, spec.mr, spec.nr_vectors, spec.lanes)
-    if shape != ("bfloat", "bfloat", "float", 32, 2, 16):
+    types, shape = (spec.a_type, spec.b_type, spec.acc_type), (spec.mr, spec.nr_vectors, spec.lanes)
+    if types not in (("bfloat", "bfloat", "float"), ("i8", "i8", "i32")) or shape != (32, 2, 16):
         raise ConfigError(
-            f"micro-kernel {name}: AMX computes bfloat to float tiles of 32 x 2 vectors of 16, got {shape}"
+            f"micro-kernel {name}: AMX computes bfloat to float or i8 to i32 tiles of 32 x 2 vectors of 16, "
+            f"got {types}, {shape}"
         )
     if spec.b_layout != "packed" or spec.a_layout not in ("packed", "row_major"):
         raise ConfigError(
@@ -77,7 +81,7 @@ def _tile(fn: Function, spec: DotSpec) -> None:
     begin = direct if spec.accumulate else "false"
     when(fn, begin, lambda: _corners(fn, "tileloadd64", "%C", c_bytes), lambda: _zero(fn))
     _multiply(fn, spec)
-    buffer = fn.alloca("[1024 x float]", 64)
+    buffer = fn.alloca(f"[1024 x {spec.acc_type}]", 64)
 
     def through_stack() -> None:
         _corners(fn, "tilestored64", buffer, "128")
@@ -87,40 +91,44 @@ def _tile(fn: Function, spec: DotSpec) -> None:
 
 
 def _multiply(fn: Function, spec: DotSpec) -> None:
-    panel = 32 * AMX_A_GROUP * 2  # bytes of 32 values of K of A
-    tile = AMX_B_COLUMNS * AMX_A_GROUP * 2  # and of one of the two panels of B
-    blocks = fn.op("udiv i64 %K, 32")
+    size = ELEMENT_BYTES[spec.a_type]
+    group = ROW_BYTES // size  # values of K in a tile
+    panel = 32 * ROW_BYTES  # bytes of a group of A
+    tile = AMX_B_COLUMNS * ROW_BYTES  # and of one of the two panels of B
+    blocks = fn.op(f"udiv i64 %K, {group}")
     if spec.a_layout == "packed":
-        padded = fn.op(f"udiv i64 {fn.op('add i64 %K, 31')}, 32")
-        _blocks(fn, "%A", str(ROW_BYTES), str(panel), "%B", padded)
+        padded = fn.op(f"udiv i64 {fn.op(f'add i64 %K, {group - 1}')}, {group}")
+        _blocks(fn, spec, ("%A", str(ROW_BYTES), str(panel)), "%B", padded)
         return
     stage = fn.alloca(f"[{panel} x i8]", 64)
-    row = times(fn, "%a_rs", 2)
-    past = fn.op(f"mul i64 {blocks}, 32")
+    row = times(fn, "%a_rs", size)
+    past = fn.op(f"mul i64 {blocks}, {group}")
 
     def staged(first: str, b: str, width: str) -> None:
         fn.emit(f"store [{panel} x i8] zeroinitializer, ptr {stage}, align 64")
-        _stage(fn, offset(fn, "%A", times(fn, first, 2)), row, stage, width)
-        _blocks(fn, stage, str(ROW_BYTES), "0", b, "1")
+        _stage(fn, offset(fn, "%A", times(fn, first, size)), row, stage, times(fn, width, size))
+        _blocks(fn, spec, (stage, str(ROW_BYTES), "0"), b, "1")
 
     def partial() -> None:
         def body(index: str, _values: list[str]) -> list[str]:
-            staged(times(fn, index, 32), offset(fn, "%B", times(fn, index, tile)), "32")
+            staged(times(fn, index, group), offset(fn, "%B", times(fn, index, tile)), str(group))
             return []
 
         loop(fn, blocks, [], body)
 
     rows_full = fn.op("icmp eq i64 %m, 32")
-    when(fn, rows_full, lambda: _blocks(fn, "%A", row, str(ROW_BYTES), "%B", blocks), partial)
-    rest = fn.op("urem i64 %K, 32")
+    when(fn, rows_full, lambda: _blocks(fn, spec, ("%A", row, str(ROW_BYTES)), "%B", blocks), partial)
+    rest = fn.op(f"urem i64 %K, {group}")
     ragged = fn.op(f"icmp ne i64 {rest}, 0")
     when(fn, ragged, lambda: staged(past, offset(fn, "%B", times(fn, blocks, tile)), rest))
 
 
-def _blocks(fn: Function, a: str, a_row: str, a_step: str, b: str, count: str) -> None:
-    """`count` times 32 values of K: A's rows lie `a_row` bytes apart, its blocks `a_step`."""
+def _blocks(fn: Function, spec: DotSpec, left: tuple[str, str, str], b: str, count: str) -> None:
+    """`count` groups of K: of A given are its start and the bytes from row to row and from group to group."""
+    a, a_row, a_step = left
     lower = fn.op(f"mul i64 {a_row}, {ROWS}")
-    right = times(fn, "%b_rs", 2)
+    right = times(fn, "%b_rs", ELEMENT_BYTES[spec.b_type])
+    product = "tdpbf16ps" if spec.b_type == "bfloat" else INT8[spec.unsigned]
 
     def body(_index: str, values: list[str]) -> list[str]:
         at, bt = values
@@ -130,19 +138,18 @@ def _blocks(fn: Function, a: str, a_row: str, a_step: str, b: str, count: str) -
         _tile_move(fn, "tileloadd64", B_TILES[1], offset(fn, bt, right), str(ROW_BYTES))
         for c in C_TILES:
             tiles = [("i8", str(t)) for t in (c, A_TILES[c // 2], B_TILES[c % 2])]
-            fn.call("void", _declare(fn, "tdpbf16ps", ["i8 immarg"] * 3), tiles)
+            fn.call("void", _declare(fn, product, ["i8 immarg"] * 3), tiles)
         return [offset(fn, at, a_step), offset(fn, bt, ROWS * ROW_BYTES)]
 
     loop(fn, count, [("ptr", a), ("ptr", b)], body)
 
 
-def _stage(fn: Function, source: str, row: str, stage: str, width: str) -> None:
-    """Copies `width` values of each of the m rows of A to the stack panel."""
+def _stage(fn: Function, source: str, row: str, stage: str, size: str) -> None:
+    """Copies `size` bytes of each of the m rows of A to the stack panel."""
 
     def one(i: str, _values: list[str]) -> list[str]:
         line = offset(fn, source, fn.op(f"mul i64 {i}, {row}"))
         target = offset(fn, stage, times(fn, i, ROW_BYTES))
-        size = times(fn, width, 2)
         fn.intrinsic("llvm.memcpy.p0.p0.i64", "void", [("ptr", target), ("ptr", line), ("i64", size), ("i1", "false")])
         return []
 

@@ -29,12 +29,15 @@ class Unit:
     load_b     (fn, spec, pointers of the `group` rows, mask, whole) -> operand made of one vector of B; for a packed
                panel the single pointer given is the interleaved vector. `whole` is False for the last, odd value of K
     multiply   (fn, spec, a, b, accumulator) -> the new accumulator
+    bias       (fn, spec) -> an operand that is multiplied like one more row of A, or None; the sums of that row are
+               subtracted from those of all others in the end
     """
 
     group: int
     broadcast: Callable[..., str]
     load_b: Callable[..., str]
     multiply: Callable[..., str]
+    bias: Callable[[Function, DotSpec], str] | None = None
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,7 @@ def _tile(fn: Function, spec: DotSpec, unit: Unit) -> None:
 def _multiply(fn: Function, spec: DotSpec, unit: Unit, partial: bool) -> list[str]:
     """The loops over K; returns the accumulators, row by row."""
     access = _access(fn, spec, unit, partial)
-    zeros = ["zeroinitializer"] * (spec.mr * spec.nr_vectors)
+    zeros = ["zeroinitializer"] * ((spec.mr + (unit.bias is not None)) * spec.nr_vectors)
     state = [*access.a_bases, "%B", *zeros]
     types = ["ptr"] * (len(access.a_bases) + 1) + [spec.vector] * len(zeros)
     group = unit.group
@@ -106,8 +109,17 @@ def _multiply(fn: Function, spec: DotSpec, unit: Unit, partial: bool) -> list[st
         steps = fn.op(f"urem i64 {steps}, {unroll}")
     run(steps, 1, True)
     if group > 1 and spec.in_place:
-        run(fn.op(f"urem i64 %K, {group}"), 1, False)
-    return state[len(access.a_bases) + 1 :]
+        rest = fn.op(f"urem i64 %K, {group}")
+        run(rest if group == 2 else fn.op(f"zext i1 {fn.op(f'icmp ne i64 {rest}, 0')} to i64"), 1, False)
+    return _unbiased(fn, spec, state[len(access.a_bases) + 1 :])
+
+
+def _unbiased(fn: Function, spec: DotSpec, sums: list[str]) -> list[str]:
+    """The sums of the tile's rows, less those of the row of a bias where there is one."""
+    count = spec.mr * spec.nr_vectors
+    if len(sums) == count:
+        return sums
+    return [fn.op(f"sub {spec.vector} {s}, {sums[count + i % spec.nr_vectors]}") for i, s in enumerate(sums[:count])]
 
 
 def _access(fn: Function, spec: DotSpec, unit: Unit, partial: bool) -> Access:
@@ -172,6 +184,9 @@ def _step(
         a = unit.broadcast(fn, spec, offset(fn, bases[base], distance), access.a_k, whole or spec.a_layout == "packed")
         for j, vector in enumerate(vectors):
             new.append(unit.multiply(fn, spec, a, vector, sums[i * spec.nr_vectors + j]))
+    if unit.bias is not None:
+        a, more = unit.bias(fn, spec), sums[spec.mr * spec.nr_vectors :]
+        new += [unit.multiply(fn, spec, a, vector, total) for vector, total in zip(vectors, more, strict=True)]
     return new
 
 

@@ -1,7 +1,7 @@
 """Packing: strided blocks of A or B copied into the panels that micro-kernels read, converted on the way.
 
 A panel holds `panel` rows of A (or columns of B; "rows" below) and all of K, as `[K/group][panel][group]`. The unit
-of the vector code is a *word*: one value, or for 2-byte pairs two neighbouring values of K. Where source and panel
+of the vector code is a *word*: one value, or 4 bytes of neighbouring values of K: pairs, or four. Where source and panel
 agree in what lies side by side, vectors are copied (`pack_rows`, and `pack_blocks` for groups as wide as a vector);
 where they differ, blocks are transposed in registers (`pack_blocks`). Ragged ends take the same code under masks.
 """
@@ -58,7 +58,7 @@ def _part(fn: Function, spec: PackSpec, target: str, padded: str, size: str) -> 
         loop(fn, fn.op(f"udiv i64 {plus(fn, count, SIDE - 1)}, {SIDE}"), [], side)
 
     def one(index: str, _values: list[str]) -> list[str]:
-        (emit_across if spec.group <= 2 else emit_copied)(fn, spec, panel(index))
+        (emit_across if spec.group == spec.pair else emit_copied)(fn, spec, panel(index))
         return []
 
     def padding(index: str, _values: list[str]) -> list[str]:
@@ -66,7 +66,7 @@ def _part(fn: Function, spec: PackSpec, target: str, padded: str, size: str) -> 
         return []
 
     panels = fn.op(f"udiv i64 {plus(fn, '%rows', spec.panel - 1)}, {spec.panel}")
-    if spec.contiguous == "rows" and spec.group > 2:
+    if spec.contiguous == "rows" and spec.group > spec.pair:
         beside(panels, lambda first, count: emit_turned(fn, spec, first, count))
     elif spec.contiguous == "rows":
         full = fn.op(f"udiv i64 %rows, {spec.panel}")

@@ -72,7 +72,7 @@ def transposed(fn: Function, spec: PackSpec, block: Block, blocks: int) -> list[
     pieces = block.width // block.lane
     bases = [_row(fn, block.source, block.pitch, piece * block.lane) for piece in range(pieces)]
     # float becomes bfloat before it is turned where that halves the shuffles, and what is taken apart where it is read
-    early = spec.part != "whole" or spec.src_bytes * block.per * 8 > int(block.element[1:])
+    early = spec.part != "whole" or spec.src_bytes * block.per * 8 != int(block.element[1:])
     ty, values = (stored(spec.src_type), block.lane * block.per) if early else (block.element, block.lane)
 
     def gather(i: int, c: int) -> str:
@@ -194,8 +194,8 @@ def _prefetch(fn: Function, spec: PackSpec, panel: Panel, k: str, count: int, st
 
 def _shape(spec: PackSpec, count: int) -> Block:
     """The vectors of `count` rows: what lies side by side in the panel is turned as one element."""
-    per = 2 if spec.pair == 2 or _splits(spec) else 1
-    bits = 8 * (min(4, spec.src_bytes * per) if spec.src_bytes < 8 else 8)
+    per = spec.pair if spec.pair > 1 else 2 if _splits(spec) else 1
+    bits = 32 if per > 1 else 8 * spec.src_bytes
     lane = min(128 // bits, spec.lanes)
     width = lane
     while width < count:
@@ -214,7 +214,7 @@ def _lines(fn: Function, spec: PackSpec, vector: str, shape: Block) -> list[str]
     if _splits(spec):
         low = fn.op(f"shl <{width} x i32> {vector}, {fn.splat('i32', '16', width)}")
         return [low, fn.op(f"and <{width} x i32> {vector}, {fn.splat('i32', str(-65536), width)}")]
-    if spec.pair == 2 or spec.src_type == spec.dst_type:
+    if spec.pair > 1 or spec.src_type == spec.dst_type:
         return [vector]
     value = fn.op(f"bitcast <{width} x {shape.element}> {vector} to <{width} x {stored(spec.src_type)}>")
     return [as_words(fn, spec, convert(fn, spec, value, width), width)]

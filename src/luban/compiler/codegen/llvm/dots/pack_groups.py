@@ -1,4 +1,4 @@
-"""Packing into groups of K as wide as a vector (rows of an AMX tile): 16-bit transposes, or copies row by row.
+"""Packing into groups of K as wide as a vector (rows of an AMX tile): transposes of values, or copies row by row.
 
 Edges go through the stack or under masks as in `pack_blocks`; a group is always written whole, zeros beyond K.
 """
@@ -41,7 +41,8 @@ def emit_turned(fn: Function, spec: PackSpec, panel: Panel, count: str) -> None:
 
 def _turned(fn: Function, spec: PackSpec, panel: Panel, pointers: tuple[str, str], extents: tuple[str, str]) -> None:
     """One group of K of one panel; `extents` are the rows and the values of K that exist from `pointers` on."""
-    lane, row = min(8, spec.group), 2 * spec.group
+    lane, row = min(16 // spec.dst_bytes, spec.group), spec.dst_bytes * spec.group
+    value = f"i{8 * spec.dst_bytes}"
     most = max(lane, spec.lanes)
     all_k = fn.op(f"icmp sge i64 {extents[1]}, {spec.group}")
     stage = fn.alloca(f"[{spec.group * most} x {stored(spec.src_type)}]", 64)
@@ -52,7 +53,8 @@ def _turned(fn: Function, spec: PackSpec, panel: Panel, pointers: tuple[str, str
         target = offset(fn, pointers[1], times(fn, first, row))
 
         def zero(r: str, _values: list[str]) -> list[str]:
-            fn.emit(f"store <{spec.group} x i16> zeroinitializer, ptr {offset(fn, target, times(fn, r, row))}, align 2")
+            at = offset(fn, target, times(fn, r, row))
+            fn.emit(f"store <{spec.group} x {value}> zeroinitializer, ptr {at}, align {spec.dst_bytes}")
             return []
 
         def turn() -> None:
@@ -67,9 +69,10 @@ def _turned(fn: Function, spec: PackSpec, panel: Panel, pointers: tuple[str, str
             when(fn, fn.op(f"xor i1 {direct}, true"), staged)
             start = fn.op(f"select i1 {direct}, ptr {source}, ptr {stage}")
             pitch = fn.op(f"select i1 {direct}, i64 {panel.k_bytes}, i64 {most * spec.src_bytes}")
-            vectors = transposed(fn, spec, Block(start, pitch, spec.group, "i16", spec.group, lane, 1), blocks)
+            vectors = transposed(fn, spec, Block(start, pitch, spec.group, value, spec.group, lane, 1), blocks)
             for number, vector in enumerate(vectors[:count]):
-                fn.emit(f"store <{spec.group} x i16> {vector}, ptr {offset(fn, target, number * row)}, align 2")
+                at = offset(fn, target, number * row)
+                fn.emit(f"store <{spec.group} x {value}> {vector}, ptr {at}, align {spec.dst_bytes}")
 
         def zeros() -> None:
             loop(fn, str(count), [], zero)
@@ -115,8 +118,8 @@ def _rows(fn: Function, spec: PackSpec, panel: Panel, index: str, load: Callable
     rows = clip(fn, panel.valid, spec.panel)
 
     def put(value: str, r: str) -> list[str]:
-        at = offset(fn, line, times(fn, r, 2 * spec.group))
-        fn.emit(f"store <{spec.group} x {stored(spec.dst_type)}> {value}, ptr {at}, align 2")
+        at = offset(fn, line, times(fn, r, spec.dst_bytes * spec.group))
+        fn.emit(f"store <{spec.group} x {stored(spec.dst_type)}> {value}, ptr {at}, align {spec.dst_bytes}")
         return []
 
     def one(r: str, _values: list[str]) -> list[str]:

@@ -45,8 +45,9 @@ def _walk(fn: Function, spec: PackSpec, panel: Panel, count: str, limits: list[L
     if unrolled > 1:
         done = times(fn, turns, unrolled)
         _words(fn, spec, panel, count, limits, (done, fn.op(f"sub i64 {words}, {done}")), 1)
-    if spec.pair == 2:
-        _words(fn, spec, panel, count, limits, (words, fn.op("and i64 %K, 1")), 1, half=True)
+    if spec.pair > 1:
+        rest = fn.op(f"icmp ne i64 {fn.op(f'urem i64 %K, {spec.pair}')}, 0")
+        _words(fn, spec, panel, count, limits, (words, fn.op(f"zext i1 {rest} to i64")), 1, half=True)
 
 
 def _words(
@@ -59,7 +60,7 @@ def _words(
     unrolled: int,
     half: bool = False,
 ) -> None:
-    """`unrolled` words of K in each of span[1] turns from word span[0] on; `half` is the last word of an odd K."""
+    """`unrolled` words of K in each of span[1] turns from word span[0] on; `half` is the last word, which K does not fill."""
     first, turns = span
     pitch = fn.op(f"mul i64 {panel.k_bytes}, {spec.pair}")
 
@@ -91,10 +92,25 @@ def _line(
         at = offset(fn, source, first * spec.src_bytes)
         given = limits[number] if limits else None
         values = [_read(fn, spec, at, count, given)]
-        if spec.pair == 2:
-            values.append("zeroinitializer" if half else _read(fn, spec, offset(fn, at, panel.k_bytes), count, given))
+        for k in range(1, spec.pair):
+            place, inside = _place(fn, spec, panel, at, k, half)
+            value = _read(fn, spec, place, count, given) if inside != "false" else "zeroinitializer"
+            if inside.startswith("%"):
+                vector = f"<{width} x {stored(spec.src_type)}>"
+                value = fn.op(f"select i1 {inside}, {vector} {value}, {vector} zeroinitializer")
+            values.append(value)
         words = _words_of(fn, spec, values, width)
         store_words(fn, spec, words, offset(fn, target, first * spec.word_bytes), width, count)
+
+
+def _place(fn: Function, spec: PackSpec, panel: Panel, at: str, k: int, half: bool) -> tuple[str, str]:
+    """Where value of K number `k` of the word at `at` lies, and whether it exists; where it does not, the word's first."""
+    if not half:
+        return offset(fn, at, times(fn, panel.k_bytes, k)), "true"
+    if k == spec.pair - 1:
+        return at, "false"
+    inside = fn.op(f"icmp ugt i64 {fn.op(f'urem i64 %K, {spec.pair}')}, {k}")
+    return offset(fn, at, fn.op(f"select i1 {inside}, i64 {times(fn, panel.k_bytes, k)}, i64 0")), inside
 
 
 def _read(fn: Function, spec: PackSpec, pointer: str, count: int, given: Limit | None) -> str:
@@ -102,10 +118,14 @@ def _read(fn: Function, spec: PackSpec, pointer: str, count: int, given: Limit |
 
 
 def _words_of(fn: Function, spec: PackSpec, values: list[str], width: int) -> str:
-    """Words from the values of one K, or from those of two."""
+    """Words from the values of one K, or from those of two or four."""
     if spec.pair == 1:
         return as_words(fn, spec, convert(fn, spec, values[0], width), width)
     short = stored(spec.dst_type)
-    first, second = (v if v == "zeroinitializer" else convert(fn, spec, v, width) for v in values)
-    both = interleave(fn, first, second, short, width)
-    return fn.op(f"bitcast <{2 * width} x {short}> {both} to <{width} x i32>")
+    parts = [v if v == "zeroinitializer" else convert(fn, spec, v, width) for v in values]
+    wide = width
+    while len(parts) > 1:  # 0 and 2, 1 and 3, then both
+        half = len(parts) // 2
+        parts = [interleave(fn, a, b, short, wide) for a, b in zip(parts[:half], parts[half:], strict=True)]
+        wide *= 2
+    return fn.op(f"bitcast <{wide} x {short}> {parts[0]} to <{width} x i32>")

@@ -19,9 +19,10 @@ class PackSpec:
     written one after the other, `Kp` being K rounded up to `k_multiple`; what lies beyond `rows` or K is zero.
 
     panel        rows of a panel: MR for A, NR for B
-    group        values of K side by side: see `dots.PANELS`; 1, 2, or as many as two vectors have words
+    group        values of K side by side: see `dots.PANELS`; 1, as many as a word of 4 bytes holds, or a vector
     contiguous   "k" (src_ks is 1), "rows" (src_rs is 1) or "none"
-    src_type, dst_type   LLVM element types; float to bfloat rounds to nearest even
+    src_type, dst_type   LLVM element types; float to bfloat rounds to nearest even, i8 may be widened to i16
+    unsigned     integers are widened by zeros
     lanes        words in a vector register: 16 for AVX-512, 8 for AVX2, 4 for NEON
     masked       the target has masked loads of the source's elements
     native_bf16  the target converts float to bfloat itself (AVX512-BF16, FEAT_BF16)
@@ -42,15 +43,21 @@ class PackSpec:
     k_multiple: int = 0
     parts: tuple[str, ...] = ("whole",)
     part: str = "whole"
+    unsigned: bool = False
 
     def __post_init__(self) -> None:
         if self.contiguous not in CONTIGUOUS:
             raise ConfigError(f"packing: contiguous {self.contiguous!r} is unknown; use one of {CONTIGUOUS}")
-        if self.group > 1 and (ELEMENT_BYTES[self.dst_type] != 2 or self.group % 2):
-            raise ConfigError(f"packing: groups of {self.group} need a 2-byte type, got {self.dst_type}; use group 1")
-        if self.group > 2 and self.group != 2 * self.lanes:
+        word = 4 // self.dst_bytes  # values in one; 0 for float64
+        if self.group > 1 and (word < 2 or self.group % word):
             raise ConfigError(
-                f"packing: groups of {self.group} need vectors of {self.group // 2} words, got {self.lanes}; use group 2"
+                f"packing: groups of {self.group} need a 1- or 2-byte type and whole words of {word or 1}, "
+                f"got {self.dst_type}; use group 1"
+            )
+        if self.group > max(word, 1) and self.group != word * self.lanes:
+            raise ConfigError(
+                f"packing: groups of {self.group} need vectors of {self.group // word} words, got {self.lanes}; "
+                f"use group {word}"
             )
         if set(self.parts) - {"whole", *PARTS} or (self.parts != ("whole",) and self.dst_type != "bfloat"):
             raise ConfigError(f"packing: parts are {PARTS}, of bfloat, got {self.parts} of {self.dst_type}")
@@ -65,11 +72,11 @@ class PackSpec:
     @property
     def pair(self) -> int:
         """Values of K in a word."""
-        return min(self.group, 2)
+        return min(self.group, max(1, 4 // self.dst_bytes))
 
     @property
     def word_bytes(self) -> int:
-        return self.pair * ELEMENT_BYTES[self.dst_type]
+        return self.pair * self.dst_bytes
 
     @property
     def word(self) -> str:
@@ -79,7 +86,11 @@ class PackSpec:
     @property
     def line_bytes(self) -> int:
         """Bytes of a panel that hold one group of K of all rows."""
-        return self.panel * self.group * ELEMENT_BYTES[self.dst_type]
+        return self.panel * self.group * self.dst_bytes
+
+    @property
+    def dst_bytes(self) -> int:
+        return ELEMENT_BYTES[self.dst_type]
 
     @property
     def src_bytes(self) -> int:

@@ -142,6 +142,9 @@ def _convert(fn: Function, spec: PackSpec, value: str, lanes: int) -> str:
         return widen(fn, value, source, "float", lanes)
     if (source, target) == ("float", "bfloat"):
         return narrow(fn, value, lanes, spec.native_bf16)
+    if (source, target) == ("i8", "i16"):
+        ty = ("i8", "i16") if lanes == 1 else (f"<{lanes} x i8>", f"<{lanes} x i16>")
+        return fn.op(f"{'zext' if spec.unsigned else 'sext'} {ty[0]} {value} to {ty[1]}")
     raise ConfigError(f"packing {source} into {target} is not known; convert before packing")
 
 

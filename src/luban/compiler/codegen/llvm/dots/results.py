@@ -36,8 +36,12 @@ def _store_whole(fn: Function, spec: DotSpec, sums: list[str]) -> None:
         place = offset(fn, "%C", number * step)
         if spec.accumulate:
             old = fn.op(f"load {spec.vector}, ptr {place}, align {step}")
-            value = fn.op(f"fadd contract {spec.vector} {value}, {old}")
+            value = fn.op(f"{_addition(spec)} {spec.vector} {value}, {old}")
         fn.emit(f"store {spec.vector} {value}, ptr {place}, align {step}")
+
+
+def _addition(spec: DotSpec) -> str:
+    return "add" if spec.acc_type == "i32" else "fadd contract"
 
 
 def walk(fn: Function, spec: DotSpec, buffer: str) -> None:
@@ -92,7 +96,7 @@ def deliver(fn: Function, spec: DotSpec, value: str, row: str, column: str, mask
             if mask
             else fn.op(f"load {vector}, ptr {pointer}, align {size}")
         )
-        value = fn.op(f"fadd contract {vector} {value}, {old}")
+        value = fn.op(f"{_addition(spec)} {vector} {value}, {old}")
     if spec.epilogue:
         spec.epilogue(fn, value, row, column, mask, lanes)
     elif mask:

@@ -9,7 +9,7 @@ from luban.errors import ConfigError
 
 A_LAYOUTS = ("packed", "row_major", "col_major", "strided")
 B_LAYOUTS = ("packed", "rows")
-ELEMENT_BYTES = {"float": 4, "double": 8, "half": 2, "bfloat": 2}
+ELEMENT_BYTES = {"float": 4, "double": 8, "half": 2, "bfloat": 2, "i8": 1, "i16": 2, "i32": 4}
 
 PARAMETERS = (
     ("ptr", "A"), ("i64", "a_rs"), ("i64", "a_cs"),
@@ -28,11 +28,13 @@ class DotSpec:
     The emitted function is `void name(ptr A, i64 a_rs, i64 a_cs, ptr B, i64 b_rs, i64 K, ptr C, i64 c_rs, i64 m, i64 n,
     *extra_params)`; strides are in elements, `m`, `n` and `K` may be 0, `C` is row-major of `acc_type`.
 
-    unit          the arithmetic, a name that `emitter_for` knows: "fma", "bf16_dot", "bfdot", "amx"
+    unit          the arithmetic, a name that `emitter_for` knows: "fma", "bf16_dot", "bfdot", "amx", "imul", ...
     mr            rows of the register tile
     nr_vectors    vectors a row; `nr = nr_vectors * lanes`
     lanes         accumulators in one vector register
-    a_type, b_type, acc_type   LLVM element types; the dot units need "bfloat" inputs and "float" accumulators
+    a_type, b_type, acc_type   LLVM element types; the dot units need "bfloat" inputs and "float" accumulators, or "i8"
+                  inputs (some "i16") and "i32" accumulators
+    unsigned      the operands whose "i8" values have no sign: "", "a", "b" or "ab"
     a_layout      "packed": a panel `[ceil(K/kk)][mr][kk]`, zero padded, strides unused (kk: `a_group` of
                   `dots.PANELS[unit]`); "row_major" (a_cs is 1), "col_major" (a_rs is 1) or "strided": read in place,
                   never beyond row m
@@ -72,6 +74,7 @@ class DotSpec:
     epilogue: Epilogue | None = None
     unroll_epilogue: bool = False
     extra_params: tuple[tuple[str, str], ...] = ()
+    unsigned: str = ""
 
     def __post_init__(self) -> None:
         if self.a_layout not in A_LAYOUTS or self.b_layout not in B_LAYOUTS:

@@ -16,21 +16,25 @@ from luban.compiler.frontend.torch.registry import Unsupported, rule
 from luban.compiler.frontend.torch.views import View, moved
 from luban.symbolic import product
 
+BYTES = (torch.int8, torch.uint8)
+
 
 def product_type(dtype: torch.dtype) -> torch.dtype:
-    """What a product gives when a map follows it: float32 for bfloat16 and float16, so that rounding comes last."""
-    return torch.float32 if dtype in LOW_PRECISION else dtype
+    """What a product gives when a map follows it, so that rounding comes last: float32, and int32 of 8-bit integers."""
+    return torch.float32 if dtype in LOW_PRECISION else torch.int32 if dtype in BYTES else dtype
 
 
 def matrix_product(cx: Builder, a: View, b: View, dtype: torch.dtype) -> View:
-    """(..., M, K) times (..., K, N) with equal batch dims."""
-    if a.dtype is torch.bool or a.dtype is not b.dtype:  # uint8 goes as int8: modulo 256 products and sums are the same
+    """(..., M, K) times (..., K, N) with equal batch dims; those of 8-bit integers are computed in 32 bits."""
+    if a.dtype is torch.bool or (a.dtype is not b.dtype and not {a.dtype, b.dtype} <= set(BYTES)):
         raise Unsupported(f"dtypes {str(a.dtype)[6:]} and {str(b.dtype)[6:]}")
     batch = a.shape[:-2]
     m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
     left = (*a.strides[:-2], a.strides[-2], 0, a.strides[-1])
     right = (*b.strides[:-2], 0, b.strides[-1], b.strides[-2])
-    return cx.contract(a, b, (len(batch), 1, 1, 1), (*batch, m, n, k), (left, right), dtype)
+    wide = torch.int32 if dtype in BYTES else dtype
+    made = cx.contract(a, b, (len(batch), 1, 1, 1), (*batch, m, n, k), (left, right), wide)
+    return made if wide is dtype else cx.cast(made, dtype)
 
 
 @rule("aten.mm.default", "aten.bmm.default", "aten.mm.dtype", "aten.bmm.dtype")
@@ -40,7 +44,7 @@ def mm(cx: Builder, node: Node, a: View, b: View, *_: Any) -> View:
 
 @rule("aten._int_mm.default")
 def int_mm(cx: Builder, node: Node, a: View, b: View) -> View:
-    return matrix_product(cx, cx.cast(a, torch.int32), cx.cast(b, torch.int32), torch.int32)
+    return matrix_product(cx, a, b, torch.int32)
 
 
 @rule("aten.addmm.default", "aten.baddbmm.default")
