@@ -12,7 +12,8 @@ from xdsl.dialects.builtin import bf16, f32
 
 from luban import targets
 from luban.compiler import apply_arch_specific_opts, compile_to_binary, generate_tiled_ir
-from luban.kernels.gemm_schedule import SCRATCH, Shape, choose
+from luban.kernels.gemm_rules import SCRATCH
+from luban.kernels.gemm_schedule import Shape, choose
 from luban.targets.target import Cache
 
 HOST = targets.get("native")
