@@ -217,6 +217,26 @@ def test_pack_layout_and_zero_padding(tl):
     np.testing.assert_array_equal(y, round_to_bf16(want.reshape(-1)))
 
 
+def test_patches_are_columns_with_zeros_outside_the_window(tl):
+    body = tl.number("%base", -5) + tl.number("%first", 3) + tl.number("%count", 6)
+    lists = ", ".join(f"#graph.dims<{n}>" for n in ("[3, 4]", "[1, 2]", "[2, 1]", "[1, 1]"))
+    op = (
+        '"tile.patches"(%x, %base, %first, %count, %y) <{points=#graph.dims<[2, 3, 2]>, '
+        "point_strides=#graph.dims<[24, 4, 2]>, taps=#graph.dims<[2, 2, 3]>, tap_strides=#graph.dims<[12, 8, 1]>, "
+        f"window=[{lists}], panel=#builtin.int<4>}}> : (!tile.buf<f32>, i64, i64, i64, !tile.buf<f32>) -> ()\n"
+    )
+    x, y = noise(48), np.full(2 * 12 * 4, np.nan, np.float32)
+    run(tl, tl.kernel({"%x": "f32", "%y": "f32"}, body + op), [x, y])
+    padded = np.pad(x.reshape(2, 2, 3, 4), ((0, 0), (0, 0), (1, 1), (1, 1)))
+    want = np.zeros((2, 12, 4), np.float32)
+    for i in range(6):
+        n, row, column = np.unravel_index(3 + i, (2, 3, 2))
+        for p in range(12):
+            c, u, v = np.unravel_index(p, (2, 2, 3))
+            want[i // 4, p, i % 4] = padded[n, c, row + 2 * u, 2 * column + v] if row + 2 * u < 5 else 0
+    np.testing.assert_array_equal(y, want.reshape(-1))
+
+
 def dot_text(tl, body, a, b, a_strides, b_strides, a_panel, b_panel, kk, element="f32"):
     names = {"a_panel": a_panel, "b_panel": b_panel, "kk": kk, "rows": 4, "columns": 16}
     ints = ", ".join(f"{k}=#builtin.int<{v}>" for k, v in names.items())

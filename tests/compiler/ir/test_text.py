@@ -89,6 +89,10 @@ builtin.module {
     }) : (i64, i64) -> ()
     "tile.pack"(%x, %zero, %s, %s, %t) <{strides = #graph.dims<[s0, 1]>, panel = #builtin.int<16>, kk = #builtin.int<2>}>
       : (!tile.buf<f32>, i64, i64, i64, !tile.buf<bf16>) -> ()
+    "tile.patches"(%x, %zero, %zero, %s, %x) <{points = #graph.dims<[s0, 4]>, point_strides = #graph.dims<[16, 1]>,
+      taps = #graph.dims<[2, 3]>, tap_strides = #graph.dims<[4, 1]>, panel = #builtin.int<16>,
+      window = [#graph.dims<[4]>, #graph.dims<[1]>, #graph.dims<[1]>, #graph.dims<[1]>]}>
+      : (!tile.buf<f32>, i64, i64, i64, !tile.buf<f32>) -> ()
     "tile.dot"(%y, %zero, %t, %zero, %s, %s, %s) <{a_strides = #graph.dims<[s0, 1]>, b_strides = #graph.dims<[0, 0]>,
       a_panel = #builtin.int<0>, b_panel = #builtin.int<16>, kk = #builtin.int<2>, unit = "amx", rows = #builtin.int<2>,
       columns = #builtin.int<2>}> ({

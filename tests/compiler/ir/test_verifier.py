@@ -220,6 +220,15 @@ def pack(strides="[1, 1]", panel=4):
     )
 
 
+def patches(taps="[2, 3]", window="[1], [1], [1], [0]", panel=4):
+    lists = ", ".join(f"#graph.dims<{numbers}>" for numbers in window.split(", "))
+    return (
+        '"tile.patches"(%x, %z, %z, %z, %x) <{points=#graph.dims<[2, 4]>, point_strides=#graph.dims<[4, 1]>, '
+        f"taps=#graph.dims<{taps}>, tap_strides=#graph.dims<[4, 1]>, window=[{lists}], panel=#builtin.int<{panel}>}}> "
+        ": (!tile.buf<f32>, i64, i64, i64, !tile.buf<f32>) -> ()\n"
+    )
+
+
 def dot(strides="[1, 1]", arguments="%acc: f32, %i: i64, %j: i64", panel=0, kk=1):
     return (
         f'"tile.dot"(%x, %z, %x, %z, %z, %z, %z) <{{a_strides=#graph.dims<{strides}>, b_strides=#graph.dims<[1, 1]>, '
@@ -255,6 +264,10 @@ TILE_RULES = [
     ("tile.random breaks its rule: it gives f32, or i64", '%d = "tile.random"(%z, %z) <{kind="normal"}> : (i64, i64) -> f64\n'),
     ("tile.pack breaks its rule: it has two strides", pack("[1]")),
     ("tile.pack breaks its rule: it has a panel and a kk of at least 1", pack(panel=0)),
+    ("tile.patches breaks its rule: it has one stride for each dim", patches("[2]")),
+    ("tile.patches breaks its rule: it has a panel of at least 1", patches(panel=0)),
+    ("tile.patches breaks its rule: it has a window of four lists", patches(window="[1], [1], [1]")),
+    ("tile.patches breaks its rule: it has a window of four lists", patches(window="[1], [1], [s0], [1]")),
     ("tile.dot breaks its rule: it has two strides for each operand", dot("[1]")),
     ("tile.dot breaks its rule: it passes the sum and its row and column", dot(arguments="%acc: f32, %i: i64")),
     ("tile.dot breaks its rule: it has a kk of at least 1 where an operand is packed", dot(panel=4, kk=0)),
@@ -270,7 +283,7 @@ def test_tile_rules(message, text):
         verify(module)
 
 
-@pytest.mark.parametrize("text", [loop(), loop("serial", '"none"'), load(), store(), pack(), dot()])
+@pytest.mark.parametrize("text", [loop(), loop("serial", '"none"'), load(), store(), pack(), patches(), dot()])
 def test_the_unbroken_tile_forms_are_accepted(text):
     verify(parse(KERNEL + text + "}) : () -> ()\n"))
 

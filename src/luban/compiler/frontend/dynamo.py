@@ -17,6 +17,7 @@ from luban.compiler.frontend.compile_fx import compile_fx
 from luban.compiler.frontend.fallback import compile_with_fallback
 from luban.compiler.frontend.frames import watch
 from luban.compiler.frontend.kept_sums import keep_sums
+from luban.compiler.frontend.no_tangents import Tangents
 from luban.compiler.frontend.norm_values import expose_norm_values
 from luban.compiler.frontend.shown_errors import call_showing_errors
 from luban.compiler.frontend.torch.decompositions import table
@@ -45,15 +46,16 @@ def _compile(options: dict[str, Any] | None, gm: GraphModule, example_inputs: Se
 
         fuse_losses(gm)
     _give_idle_memory_back()
+    tangents = Tangents()
     backend = aot_autograd(
         fw_compiler=partial(compiler, "forward"),
-        bw_compiler=partial(compiler, "backward"),
+        bw_compiler=partial(compiler, "backward", tangents=tangents),
         inference_compiler=partial(compiler, "inference"),
         partition_fn=_partition,
         decompositions=table(),
     )
     with _without_onednn():
-        return backend(gm, example_inputs)
+        return tangents.forward(backend(gm, example_inputs))
 
 
 def _give_idle_memory_back() -> None:
@@ -105,10 +107,17 @@ def read_options(options: dict[str, Any] | None) -> dict[str, Any]:
     return chosen
 
 
-def _compile_part(options: dict[str, Any], part: str, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable:
+def _compile_part(
+    options: dict[str, Any],
+    part: str,
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    tangents: Tangents | None = None,
+) -> Callable:
     saved_from = _user_outputs() if part == "forward" else None
     run = compile_fx if options["fallback"] == "error" else compile_with_fallback
-    return _boxed(run(gm, options["target"], part, saved_from))
+    compiled = run(gm, options["target"], part, saved_from)
+    return _boxed(compiled if tangents is None else tangents.backward(gm, compiled))
 
 
 def _boxed(compiled: Callable[[list], Sequence[Any]]) -> Callable[[list], Sequence[Any]]:

@@ -27,7 +27,14 @@ from xdsl.traits import IsTerminator, Pure
 from luban.compiler.ir.attributes import INDEX, Access, Dims, Indirect, TensorType
 from luban.compiler.ir.dtypes import bytes_of, is_float
 from luban.compiler.ir.graph_attention import AttentionBackwardOp, AttentionOp, key_heads, shared_heads
-from luban.compiler.ir.rules import require, require_signs, verify_accesses, verify_body, verify_results
+from luban.compiler.ir.rules import (
+    require,
+    require_signs,
+    verify_accesses,
+    verify_body,
+    verify_results,
+    verify_window,
+)
 from luban.symbolic import product
 
 REDUCTIONS = ("add", "mul", "max", "min", "and", "or", "argmax", "argmin")
@@ -192,6 +199,10 @@ class ContractOp(IRDLOperation):
     that is faster; the interpreter multiplies exactly.
     Integers are widened to the result's type and wrap there; `unsigned` ("a", "b" or "ab") names the operands without
     a sign.
+    `window` makes a contraction a convolution with padding: four lists (extent, n_step, k_step, pad) of one number for
+    each spatial dim, which are the last dims of n and of k. `b` counts as 0, and is not read, where the position
+    n_step * n + k_step * k - pad lies outside [0, extent) along any of them. The result of such a contraction may have all
+    dims of n in one.
     """
 
     name = "graph.contract"
@@ -203,6 +214,7 @@ class ContractOp(IRDLOperation):
     element = opt_prop_def(Attribute)
     precision = opt_prop_def(StringAttr)
     unsigned = opt_prop_def(StringAttr)
+    window = opt_prop_def(ArrayAttr)
     out = result_def(TensorType)
     traits = traits_def(Pure())
 
@@ -212,7 +224,8 @@ class ContractOp(IRDLOperation):
         return self.a.type.dtype if self.element is None else self.element  # type: ignore[attr-defined]
 
     def verify_(self) -> None:
-        verify_accesses(self, [self.a, self.b], self.accesses, self.domain)
+        read = [self.a] if self.window else [self.a, self.b]
+        verify_accesses(self, read, ArrayAttr(self.accesses.data[: len(read)]), self.domain)
         require(
             self,
             len(self.counts) == 4 and all(isinstance(c, IntAttr) for c in self.counts),
@@ -227,7 +240,12 @@ class ContractOp(IRDLOperation):
         require_signs(self)
         nb, nm, nn, nk = (c.data for c in self.counts)
         require(self, nb + nm + nn + nk == len(self.domain.data), "counts every dim of its domain once")
-        verify_results(self, self.domain.data[: nb + nm + nn], [self.out.type.dtype])
+        if self.window is not None:
+            verify_window(self, self.window, min(nn, nk))
+        shape = self.domain.data[: nb + nm + nn]
+        if self.window is not None and len(self.out.type.shape) == nb + nm + 1:
+            shape = (*shape[: nb + nm], product(shape[nb + nm :]))
+        verify_results(self, shape, [self.out.type.dtype])
         for access, zero, what in (
             (self.accesses.data[0], range(nb + nm, nb + nm + nn), "n"),
             (self.accesses.data[1], range(nb, nb + nm), "m"),

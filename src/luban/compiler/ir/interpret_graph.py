@@ -22,6 +22,7 @@ from luban.compiler.ir.attention_semantics import attention, attention_backward
 from luban.compiler.ir.attributes import Access, Indirect, TensorType
 from luban.compiler.ir.numeric_types import conform, from_array, is_float, numpy_dtype, unsigned_view, write_back
 from luban.compiler.ir.scalar_semantics import evaluate, random
+from luban.compiler.ir.window import inside, window_of
 from luban.errors import ConfigError, LubanError, VerificationError
 
 Shape = tuple[int, ...]
@@ -275,11 +276,11 @@ def _contract(op: graph.ContractOp, frame: Frame) -> list[np.ndarray]:
     nb, nm, nn, nk = (c.data for c in op.counts)
     batch, m, n, k = np.split(np.asarray(domain, np.int64), np.cumsum([nb, nm, nn]))
     sizes = [int(np.prod(part)) for part in (batch, m, n, k)]
-    left, right = (
-        view(op, frame.take(v), access, domain, frame) for v, access in zip((op.a, op.b), op.accesses, strict=False)
-    )
     if 0 in domain[: nb + nm + nn]:
-        return [np.zeros(domain[: nb + nm + nn], numpy_dtype(op.out.type.dtype))]
+        return [np.zeros(frame.shape(op.out.type.shape), numpy_dtype(op.out.type.dtype))]
+    left = view(op, frame.take(op.a), op.accesses.data[0], domain, frame)
+    read = view if op.window is None else _windowed
+    right = read(op, frame.take(op.b), op.accesses.data[1], domain, frame)
     left, right = unsigned_view(left, op.unsigned, "a"), unsigned_view(right, op.unsigned, "b")
     if op.element is not None:
         left, right = conform(left, op.element), conform(right, op.element)
@@ -290,7 +291,22 @@ def _contract(op: graph.ContractOp, frame: Frame) -> list[np.ndarray]:
     b = right.reshape(sizes[0], sizes[2], sizes[3]).astype(wide)
     with np.errstate(all="ignore"):
         product = np.matmul(a, b.transpose(0, 2, 1))
-    return [conform(product.reshape(domain[: nb + nm + nn]), op.out.type.dtype)]
+    return [conform(product.reshape(frame.shape(op.out.type.shape)), op.out.type.dtype)]
+
+
+def _windowed(op: graph.ContractOp, array: np.ndarray, access: Access, domain: Shape, frame: Frame) -> np.ndarray:
+    """The second operand of a convolution over (batch, 1, n, k), zeros outside its window."""
+    nb, nm, nn, nk = (c.data for c in op.counts)
+    at = np.full((), symbolic.evaluate(access.offset, frame.symbols), np.int64)
+    sizes = [1 if nb <= d < nb + nm else n for d, n in enumerate(domain)]
+    for d, stride in enumerate(frame.shape(access.strides)):
+        at = at + (np.arange(sizes[d]) * stride).reshape([-1 if e == d else 1 for e in range(len(sizes))])
+    held = inside(window_of(op.window), domain[nb + nm : nb + nm + nn], domain[nb + nm + nn :])
+    at, held = np.broadcast_to(at, sizes), np.broadcast_to(held, sizes)
+    if held.any() and (at[held].min() < 0 or at[held].max() >= array.size):
+        raise VerificationError(f"{op.name} reads outside a tensor of {array.size} elements within its window")
+    flat = np.ascontiguousarray(array).reshape(-1)
+    return np.where(held, flat[np.where(held, at, 0)], flat.dtype.type(0)) if flat.size else np.zeros(sizes, flat.dtype)
 
 
 def _without(shape: Shape, start: int, count: int) -> Shape:

@@ -19,6 +19,7 @@ from luban.compiler.ir.interpret_graph import identity
 from luban.compiler.ir.numeric_types import conform, from_array, is_float, numpy_dtype, poisoned, unsigned_view
 from luban.compiler.ir.scalar_semantics import evaluate, random
 from luban.compiler.ir.tile_memory import Memory, pack, part_of, unpacked
+from luban.compiler.ir.window import window_of
 from luban.errors import ConfigError, LubanError, VerificationError
 
 MOST_LANES = 1 << 20  # a loop with more lanes runs in pieces, so that memory stays bounded
@@ -271,6 +272,28 @@ def _pack(machine: Machine, op: tile.PackOp, operands: list[Any]) -> list[Any]:
     return []
 
 
+def _patches(machine: Machine, op: tile.PatchesOp, operands: list[Any]) -> list[Any]:
+    source, base, first, count, target = operands
+    points, taps = machine.dims(op.points), machine.dims(op.taps)
+    window, panel = window_of(op.window), op.panel.data
+    flat = np.arange(count) + first
+    where_n = np.unravel_index(flat, (max(int(points[0]), int(first + count)), *points[1:]))
+    where_k = np.indices(taps).reshape(len(taps), -1)
+    rows = np.tensordot(machine.dims(op.point_strides), where_n, 1)
+    at = base + rows[:, None] + np.tensordot(machine.dims(op.tap_strides), where_k, 1)[None, :]
+    held = np.ones(at.shape, bool)
+    for n, k, *numbers in zip(
+        where_n[len(points) - window.rank :], where_k[len(taps) - window.rank :], *vars(window).values(), strict=True
+    ):
+        extent, n_step, k_step, pad = numbers
+        position = n[:, None] * n_step + k[None, :] * k_step - pad
+        held &= (position >= 0) & (position < extent)
+    values = conform(source.load(at, held, _where(machine, op)), target.element)
+    packed = pack([values], panel, 1)
+    target.store(np.arange(packed.size), packed, None, _where(machine, op))
+    return []
+
+
 def _dot(machine: Machine, op: tile.DotOp, operands: list[Any]) -> list[Any]:
     a, a_base, b, b_base = operands[:4]
     m, n, k = (int(x) for x in operands[4:7])
@@ -335,6 +358,7 @@ RULES: dict[str, Callable[..., list[Any]]] = {
     "tile.check": _check,
     "tile.random": _random,
     "tile.pack": _pack,
+    "tile.patches": _patches,
     "tile.dot": _dot,
     "tile.kernel": _nested_kernel,
 }

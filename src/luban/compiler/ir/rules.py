@@ -72,3 +72,12 @@ def verify_results(op: Operation, shape: Sequence[Any], types: Sequence[Any]) ->
         assert isinstance(result.type, TensorType)
         require(op, result.type.shape == tuple(shape), f"gives results of its domain's shape {list(shape)}")
         require(op, result.type.dtype == dtype, f"gives results of the type that its body yields ({dtype})")
+
+
+def verify_window(op: Operation, window: ArrayAttr, most: int) -> None:
+    """Four lists of numbers, one for each of at most `most` spatial dims."""
+    lists = [entry.data for entry in window.data if isinstance(entry, Dims)]
+    ranks = {len(numbers) for numbers in lists}
+    numbers = all(isinstance(n, int) for entry in lists for n in entry)
+    whole = len(window) == len(lists) == 4 and len(ranks) == 1 and numbers
+    require(op, whole and min(ranks) <= most, "has a window of four lists of numbers, one for each of its last dims")

@@ -25,7 +25,7 @@ from xdsl.irdl import (
 from xdsl.traits import IsTerminator, NoTerminator, Pure
 
 from luban.compiler.ir.attributes import INDEX, BufferType, Dims
-from luban.compiler.ir.rules import require, require_signs
+from luban.compiler.ir.rules import require, require_signs, verify_window
 
 ROLES = ("serial", "parallel", "vector", "unroll")
 COMBINES = ("add", "mul", "max", "min", "and", "or", "none")
@@ -251,6 +251,39 @@ class PackOp(IRDLOperation):
 
 
 @irdl_op_definition
+class PatchesOp(IRDLOperation):
+    """Copies patches of a padded image into panels: the columns of a convolution, a block of them at a time.
+
+    A column is a point (a flat index into `points`, from `first` on, `count` of them), a row one of `taps`, both row-major.
+    Element (i, p) of the matrix lies at base + point * point_strides + tap * tap_strides; it counts as 0 where it falls
+    outside the `window` (see graph.contract; n_step belongs to the last points, k_step to the last taps). It goes to
+    dst[i // panel][p][i % panel], converted to dst's element type; what a panel has behind the last column is 0.
+    """
+
+    name = "tile.patches"
+    source = operand_def(BufferType)
+    base = operand_def(INDEX)
+    first = operand_def(INDEX)
+    count = operand_def(INDEX)
+    target = operand_def(BufferType)
+    points = prop_def(Dims)
+    point_strides = prop_def(Dims)
+    taps = prop_def(Dims)
+    tap_strides = prop_def(Dims)
+    window = prop_def(ArrayAttr)
+    panel = prop_def(IntAttr)
+
+    def verify_(self) -> None:
+        sizes, steps = (self.points, self.taps), (self.point_strides, self.tap_strides)
+        same = all(len(n.data) == len(s.data) for n, s in zip(sizes, steps, strict=True))
+        require(self, same, "has one stride for each dim of its points and taps")
+        known = all(isinstance(n, int) for n in (*self.points.data[1:], *self.taps.data))
+        require(self, known, "has numbers as sizes, but for the first of its points")
+        require(self, self.panel.data > 0, "has a panel of at least 1")
+        verify_window(self, self.window, min(len(self.points.data), len(self.taps.data)))
+
+
+@irdl_op_definition
 class DotOp(IRDLOperation):
     """acc[i, j] = sum over p < k of a(i, p) * b(p, j), i < m, j < n; body(acc, i, j) uses it.
 
@@ -357,6 +390,6 @@ def find_kernels(module: Operation) -> list[KernelOp]:
 
 TILE = Dialect(
     "tile",
-    [YieldOp, DimOp, ForOp, LoadOp, StoreOp, AllocOp, CheckOp, RandomOp, PackOp, DotOp, KernelOp],
+    [YieldOp, DimOp, ForOp, LoadOp, StoreOp, AllocOp, CheckOp, RandomOp, PackOp, PatchesOp, DotOp, KernelOp],
     [BufferType],
 )

@@ -11,6 +11,7 @@ from luban.compiler.codegen.llvm import (  # noqa: F401 (they register emitters)
     loops,
     memory,
     packing,
+    patches,
     quotients,
     random,
     scalar_ops,

@@ -19,6 +19,7 @@ from luban.compiler.frontend.torch.registry import Unsupported
 from luban.compiler.frontend.torch.views import View, dense, expand, is_dense, moved, try_reshape
 from luban.compiler.ir import graph
 from luban.compiler.ir.attributes import Access, Dims, Indirect, TensorType, contiguous
+from luban.compiler.ir.window import Window
 from luban.symbolic import Dim, Expr, product
 
 INDIRECT = Indirect()
@@ -246,10 +247,12 @@ class Builder:
         domain: Sequence[Dim],
         accesses: Sequence[Sequence[Dim]],
         dtype: torch.dtype,
+        window: Window | None = None,
     ) -> View:
         """graph.contract with explicit strides over the domain (batch, m, n, k); batch dims of size 1 are left out.
 
-        Gives a View over (batch, m, n). bfloat16 and float16 operands may give a float32 result.
+        Gives a View over (batch, m, n). bfloat16 and float16 operands may give a float32 result. `window`: see
+        graph.contract.
         """
         nb = counts[0]
         keep = [d for d in range(len(domain)) if d >= nb or domain[d] != 1]
@@ -273,6 +276,8 @@ class Builder:
         precision = torch.get_float32_matmul_precision()
         if precision != "highest" and dtype == torch.float32:
             op.properties["precision"] = StringAttr(precision)
+        if window is not None:
+            op.properties["window"] = window.attribute
         self.add(op)
         return dense(op.results[0], domain[: len(domain) - counts[3]], dtype)
 

@@ -16,9 +16,12 @@ from xdsl.ir import Block, Region, SSAValue
 from luban.compiler.ir import graph
 from luban.compiler.ir.attributes import Access, Dims, TensorType, contiguous
 from luban.compiler.ir.dtypes import is_float
+from luban.compiler.ir.window import points_in_n, window_of
 from luban.compiler.passes.graph.integer_contracts import to_reduction
 from luban.compiler.passes.registry import register
 from luban.symbolic import Dim, product
+
+LINE = 512  # values of k in a row for one image from which on the images of a gradient are worked through one by one
 
 
 @dataclass
@@ -56,6 +59,9 @@ def _normalise(op: graph.ContractOp) -> None:
     a = _Operand(op.a, [a_strides[0], a_strides[1], a_strides[3]], op.accesses.data[0].offset)
     b = _Operand(op.b, [b_strides[0], b_strides[2], b_strides[3]], op.accesses.data[1].offset)
     batch, m, n, k = sizes
+    if op.window is not None:
+        _keep_window(op, sizes, a)
+        return
     if not (_is_line(m, a.strides[1]) and _is_line(k, a.strides[2])):
         a = _to_rows(op, a, batch, m, k)
     if not (_is_line(n, b.strides[1]) and _is_line(k, b.strides[2])):
@@ -79,7 +85,11 @@ def _normalise(op: graph.ContractOp) -> None:
             ),
         },
     )
-    for kept in ("element", "precision", "unsigned"):
+    _replace(op, new)
+
+
+def _replace(op: graph.ContractOp, new: graph.ContractOp) -> None:
+    for kept in ("element", "precision", "unsigned", "window"):
         if kept in op.properties:
             new.properties[kept] = op.properties[kept]
     new.attributes.update(op.attributes)
@@ -89,6 +99,48 @@ def _normalise(op: graph.ContractOp) -> None:
     op.out.replace_all_uses_with(new.out)
     op.detach()
     op.erase()
+
+
+def _keep_window(op: graph.ContractOp, sizes: list[list[Dim]], a: _Operand) -> None:
+    """A convolution keeps its dims of n and k, over which its kernel reads patches; its result has one of n.
+
+    The other operand becomes rows along k, or lines of at least LINE values of k for each image.
+    """
+    batch, m, n, k = sizes
+    points = k[1:] if not points_in_n(op.domain.data, [c.data for c in op.counts], window_of(op.window)) else []
+    long = points and _at_least(product(points), LINE) and _is_line(points, a.strides[2][1:])
+    if not (_is_line(m, a.strides[1]) and (long or _is_line(k, a.strides[2]))):
+        rows = _to_rows(op, a, batch, m, k)
+        a = _Operand(rows.value, [rows.strides[0], rows.strides[1], list(contiguous(k))], 0)
+    a.strides[1] = _line(m, a.strides[1])
+    first = 1 if long and not _is_line(k, a.strides[2]) else 0
+    step = _line(k[first:], a.strides[2][first:])[0]
+    a.strides[2][first:] = [s * step for s in contiguous(k[first:])]
+    new = graph.ContractOp.create(
+        operands=[a.value, op.b],
+        result_types=[TensorType.of([*batch, product(m), product(n)], op.out.type.dtype)],
+        properties={
+            "domain": Dims((*batch, product(m), *n, *k)),
+            "counts": ArrayAttr([IntAttr(len(batch)), IntAttr(1), IntAttr(len(n)), IntAttr(len(k))]),
+            "accesses": ArrayAttr(
+                [
+                    Access.of([*a.strides[0], *a.strides[1], *[0] * len(n), *a.strides[2]], a.offset),
+                    _without_m(op, len(batch), len(m)),
+                ]
+            ),
+        },
+    )
+    _replace(op, new)
+
+
+def _without_m(op: graph.ContractOp, batch: int, m: int) -> Access:
+    """The access of the second operand over a domain with one dim of m."""
+    access = op.accesses.data[1]
+    return Access.of([*access.strides[:batch], 0, *access.strides[batch + m :]], access.offset)
+
+
+def _at_least(size: Dim, least: int) -> bool:
+    return isinstance(size, int) and size >= least
 
 
 def _is_line(sizes: list[Dim], strides: list[Dim]) -> bool:

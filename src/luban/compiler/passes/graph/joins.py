@@ -65,6 +65,8 @@ def _read_pieces(op: graph.ConcatOp) -> None:
 
 def _domain_of(reader: Operation, operand: int) -> tuple[Dim, ...] | None:
     """The domain over which an operand is read, for the operations that are rewritten."""
+    if operand == 1 and "window" in reader.properties:
+        return None  # a convolution's strides lead outside its operand, where it reads nothing
     if reader.name in ("graph.map", "graph.reduce", "graph.contract"):
         return reader.properties["domain"].data  # type: ignore[union-attr]
     if isinstance(reader, graph.ConcatOp):

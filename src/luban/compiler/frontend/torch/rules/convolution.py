@@ -1,7 +1,11 @@
-"""Convolutions of any number of spatial dims as contractions over strided reads of a padded input."""
+"""Convolutions of any number of spatial dims as contractions over strided reads of a padded input.
+
+Padding is part of a contraction's window where the compute library knows how to read it; else it is copied.
+"""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +21,7 @@ from luban.compiler.frontend.torch.rules.assembly import pad, shifted
 from luban.compiler.frontend.torch.rules.contractions import product_type, scaled_sum
 from luban.compiler.frontend.torch.rules.reductions import total
 from luban.compiler.frontend.torch.views import View, moved
+from luban.compiler.ir.window import Window
 from luban.symbolic import Dim
 
 Numbers = Sequence[int]
@@ -37,15 +42,39 @@ def _each(values: Numbers, rank: int) -> list[int]:
 def forward(cx: Builder, x: View, w: View, g: Geometry, space: Sequence[Dim], dtype: torch.dtype) -> View:
     """(N, C, ...) by (O, C / groups, ...): batch (N, groups), m (O / groups), n space, k (C / groups, kernel)."""
     outer, inner = w.shape[0] // g.groups, w.shape[1]
-    padded = pad(cx, x, [0, 0, *g.padding], [0, 0, *g.padding], 0)
-    xs, ws, kernel = padded.strides, w.strides, w.shape[2:]
+    kernel, window = w.shape[2:], None
+    if _windowed(x, w, space, g.groups):
+        x = cx.dense(x)
+        window = Window(tuple(x.shape[2:]), tuple(g.stride), tuple(g.dilation), tuple(g.padding))  # type: ignore[arg-type]
+    padded = _padded(cx, x, g, window)
+    xs, ws = padded.strides, w.strides
     none = [0] * g.rank
     left = (0, ws[0] * outer, ws[0], *none, ws[1], *ws[2:])
     steps = [s * t for s, t in zip(xs[2:], g.stride)]
     right = (xs[0], xs[1] * inner, 0, *steps, xs[1], *[s * t for s, t in zip(xs[2:], g.dilation)])
     domain = (x.shape[0], g.groups, outer, *space, inner, *kernel)
-    made = cx.contract(w, padded, (2, 1, g.rank, 1 + g.rank), domain, (left, right), dtype)
+    made = cx.contract(w, padded, (2, 1, g.rank, 1 + g.rank), domain, (left, right), dtype, window)
     return cx.reshape(made, (x.shape[0], w.shape[0], *space))
+
+
+def _windowed(x: View, w: View, space: Sequence[Dim], groups: int) -> bool:
+    """Whether the contraction itself reads the padding: all sizes are numbers, more than one product a channel is summed
+    and the matrices hold float32 or float64 in full precision.
+    """
+    sizes = (*x.shape[1:], *w.shape, *space)
+    known = all(isinstance(n, int) and n > 0 for n in sizes)
+    exact = x.dtype is torch.float64 or (x.dtype is torch.float32 and torch.get_float32_matmul_precision() == "highest")
+    return known and exact and (w.shape[0] // groups, w.shape[1]) != (1, 1)
+
+
+def _padded(cx: Builder, x: View, g: Geometry, window: Window | None) -> View:
+    """The input with zeros around it; where there is a window they are not copied: element 0 then lies before the input."""
+    if window is None:
+        return pad(cx, x, [0, 0, *g.padding], [0, 0, *g.padding], 0)
+    offset = x.offset
+    for p, s in zip(g.padding, x.strides[2:]):
+        offset = offset - p * s
+    return moved(x, x.shape, x.strides, offset)
 
 
 def backward_input(cx: Builder, grad: View, w: View, g: Geometry, space: Sequence[Dim], dtype: torch.dtype) -> View:
@@ -53,6 +82,8 @@ def backward_input(cx: Builder, grad: View, w: View, g: Geometry, space: Sequenc
     outer, inner = w.shape[0] // g.groups, w.shape[1]
     kernel = w.shape[2:]
     reach = [(k - 1) * d for k, d in zip(kernel, g.dilation)]  # type: ignore[operator]
+    if _windowed(grad, w, space, g.groups) and all(s == 1 or d == 1 for s, d in zip(g.stride, g.dilation)):
+        return _interleaved(cx, grad, w, g, space, dtype)
     spread = _spread(cx, grad, g, space, reach)
     gs, ws = spread.strides, w.strides
     none = [0] * g.rank
@@ -65,6 +96,70 @@ def backward_input(cx: Builder, grad: View, w: View, g: Geometry, space: Sequenc
     turned = moved(spread, spread.shape, spread.strides, offset)
     made = cx.contract(w, turned, (2, 1, g.rank, 1 + g.rank), domain, (left, right), dtype)
     return cx.reshape(made, (grad.shape[0], inner * g.groups, *space))
+
+
+def _interleaved(cx: Builder, grad: View, w: View, g: Geometry, space: Sequence[Dim], dtype: torch.dtype) -> View:
+    """The gradient of the input, one convolution for each position modulo the stride: no zeros are multiplied."""
+    image = cx.dense(grad)
+    phases = list(itertools.product(*map(range, g.stride)))
+    pieces = {phase: _phase(cx, image, w, g, phase, space, dtype) for phase in phases}
+    if len(phases) == 1:
+        return pieces[phases[0]]
+    held = {phase: piece for phase, piece in pieces.items() if piece is not None}
+    shape = (grad.shape[0], w.shape[1] * g.groups, *space)
+
+    def body(b: Body, *tables: SSAValue) -> SSAValue:
+        where = b.indices(2 + g.rank)
+        entry, rest = list(where), []
+        for d, s in enumerate(g.stride):
+            if s != 1:
+                entry[2 + d] = b.floordiv_int(where[2 + d], b.index_constant(s))
+            rest.append(b.sub(where[2 + d], b.mul(entry[2 + d], b.index_constant(s))))
+        value = b.constant(0, dtype)
+        for (phase, piece), table in zip(held.items(), tables):
+            chosen, at = None, list(entry)
+            for d, r in enumerate(phase):
+                fits = b.cmp("eq", rest[d], b.index_constant(r))
+                chosen = fits if chosen is None else b.and_(chosen, fits)
+                at[2 + d] = b.minimum(at[2 + d], b.dim(piece.shape[2 + d] - 1))
+            value = b.select(chosen, b.load(table, piece, at), value)  # type: ignore[arg-type]
+        return value
+
+    return cx.map(shape, [Whole(piece) for piece in held.values()], body, dtype)
+
+
+def _phase(
+    cx: Builder, image: View, w: View, g: Geometry, phase: Sequence[int], space: Sequence[Any], dtype: torch.dtype
+) -> Any:
+    """The positions stride * q + phase of the input's gradient, None where there are none or no tap reaches them.
+
+    A tap t meets them where t = (phase + padding) modulo the stride; along q those taps, turned, are a convolution that
+    moves in single steps.
+    """
+    outer, inner = w.shape[0] // g.groups, w.shape[1]
+    first = [(r + p) % s for r, p, s in zip(phase, g.padding, g.stride)]
+    kernel = [len(range(t, k, s)) for t, k, s in zip(first, w.shape[2:], g.stride)]  # type: ignore[arg-type]
+    count = [len(range(r, n, s)) for r, n, s in zip(phase, space, g.stride)]
+    if 0 in kernel or 0 in count:
+        return None
+    reach = [(k - 1) * d for k, d in zip(kernel, g.dilation)]
+    around = [k - (r + p - t) // s for k, r, p, t, s in zip(reach, phase, g.padding, first, g.stride)]
+    once = [1] * g.rank
+    moving = Geometry(g.rank, once, around, g.dilation, g.groups)
+    window = Window(tuple(image.shape[2:]), tuple(once), tuple(g.dilation), tuple(around))  # type: ignore[arg-type]
+    gs, ws = image.strides, w.strides
+    last = w.offset
+    for t, s, k, step in zip(first, g.stride, kernel, ws[2:]):
+        last = last + (t + s * (k - 1)) * step
+    none = [0] * g.rank
+    left = (0, ws[0] * outer, ws[1], *none, ws[0], *[-s * step for s, step in zip(g.stride, ws[2:])])
+    right = (gs[0], gs[1] * outer, 0, *gs[2:], gs[1], *[s * d for s, d in zip(gs[2:], g.dilation)])
+    domain = (image.shape[0], g.groups, inner, *count, outer, *kernel)
+    turned = moved(w, w.shape, w.strides, last)
+    made = cx.contract(
+        turned, _padded(cx, image, moving, window), (2, 1, g.rank, 1 + g.rank), domain, (left, right), dtype, window
+    )
+    return cx.reshape(made, (image.shape[0], inner * g.groups, *count))
 
 
 def _spread(cx: Builder, grad: View, g: Geometry, space: Sequence[Dim], reach: Sequence[Dim]) -> View:
@@ -93,14 +188,18 @@ def _spread(cx: Builder, grad: View, g: Geometry, space: Sequence[Dim], reach: S
 def backward_weight(cx: Builder, grad: View, x: View, shape: Sequence[Dim], g: Geometry, dtype: torch.dtype) -> View:
     """The gradient of weights of a shape: batch (groups), m (O / groups), n (C / groups, kernel), k (N, space)."""
     outer, inner = shape[0] // g.groups, shape[1]  # type: ignore[operator]
-    padded = pad(cx, x, [0, 0, *g.padding], [0, 0, *g.padding], 0)
+    window = None
+    if _windowed(x, grad, shape, g.groups) and (outer, inner) != (1, 1):
+        x = cx.dense(x)
+        window = Window(tuple(x.shape[2:]), tuple(g.dilation), tuple(g.stride), tuple(g.padding))  # type: ignore[arg-type]
+    padded = _padded(cx, x, g, window)
     xs, gs = padded.strides, grad.strides
     none = [0] * (1 + g.rank)
     left = (gs[1] * outer, gs[1], *none, gs[0], *gs[2:])
     taps = [s * t for s, t in zip(xs[2:], g.dilation)]
     right = (xs[1] * inner, 0, xs[1], *taps, xs[0], *[s * t for s, t in zip(xs[2:], g.stride)])
     domain = (g.groups, outer, inner, *shape[2:], grad.shape[0], *grad.shape[2:])
-    made = cx.contract(grad, padded, (1, 1, 1 + g.rank, 1 + g.rank), domain, (left, right), dtype)
+    made = cx.contract(grad, padded, (1, 1, 1 + g.rank, 1 + g.rank), domain, (left, right), dtype, window)
     return cx.reshape(made, shape)
 
 
