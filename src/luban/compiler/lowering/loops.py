@@ -1,6 +1,7 @@
 """Fused maps and reductions -> one tile kernel.
 
-Rows run in parallel; each row is visited in passes (schedule.py). Column and whole reductions accumulate in scratch, a
+Rows run in parallel; each row is visited in passes (schedule.py), its elements as lanes, or rows side by side as lanes
+where that is how they lie in memory (lanes.py). Column and whole reductions accumulate in scratch, a
 chunk of rows at a time, and a second phase adds up the chunks, so that results do not depend on the number of threads.
 """
 
@@ -15,7 +16,9 @@ from luban.compiler.ir.dtypes import bytes_of
 from luban.compiler.lowering.bodies import combine, identity, reduction_kind
 from luban.compiler.lowering.builder import KernelBuilder
 from luban.compiler.lowering.evaluator import Evaluator
+from luban.compiler.lowering.lanes import block_of, sums_together
 from luban.compiler.lowering.registry import Lowered, Request
+from luban.compiler.lowering.runs import SerialNest
 from luban.compiler.lowering.schedule import Passes, is_full_reduction, is_row_member, place_group, schedule
 from luban.compiler.lowering.streams import streamed
 from luban.compiler.passes.graph.grouping import Group
@@ -76,6 +79,11 @@ class _Emitter(Evaluator):
         ]  # type: ignore[attr-defined]
         self.row_values: dict[object, SSAValue] = {}
         self.accumulators: dict[SSAValue, SSAValue] = {}
+        self.block: Dim = 1 if passes.lanes is None else block_of(passes.lanes.size, bool(passes.buffered))
+        self.lane = Axis(self.block)  # the place of a row among those that lie side by side
+        self.fetches = (
+            passes.lanes is None
+        )  # from a row's element to the next it is far: what lies ahead is another row's
 
     # ---- sizes
 
@@ -121,6 +129,8 @@ class _Emitter(Evaluator):
                 self._emit_totals(member)
         elif self._flat():
             self._emit_flat(zero)
+        elif self.passes.lanes is not None:
+            self._emit_side_by_side(zero, self.passes.lanes)
         else:
             count = product(a.size for a in rows)
             with b.loop(zero, b.dim(count), self._role(count)) as loop:
@@ -137,7 +147,26 @@ class _Emitter(Evaluator):
         blocks = floordiv(axis.size + (BLOCK - 1), BLOCK)
         with b.loop(zero, b.dim(blocks), self._role(blocks)) as loop:
             low = b.mul(loop.index, b.dim(BLOCK))
-            self._emit_row((low, b.minimum(b.add(low, b.dim(BLOCK)), b.dim(axis.size))))
+            self._emit_row({}, (low, b.minimum(b.add(low, b.dim(BLOCK)), b.dim(axis.size))))
+
+    def _emit_side_by_side(self, zero: SSAValue, axis: Axis) -> None:
+        """Blocks of rows along an axis whose rows become lanes; within them everything else is serial."""
+        b, size = self.b, self.block
+        outer = [a for a in self.passes.rows if a is not axis]
+        blocks = floordiv(axis.size + (size - 1), size)
+        sizes = [*(a.size for a in outer), *([blocks] if blocks != 1 else [])]
+        count = product(sizes)
+        with b.loop(zero, b.dim(count), self._role(count)) as loop:
+            places = b.digits(loop.index, sizes)
+            self.index = dict(zip(outer, places))
+            low = zero if blocks == 1 else b.mul(places[-1], b.dim(size))
+            whole = isinstance(axis.size, int) and axis.size % size == 0
+            rows = b.dim(size) if whole else b.minimum(b.dim(size), b.binary(arith.SubiOp, b.dim(axis.size), low))
+            scratch = self._scratch()
+            with b.loop(zero, rows, "vector") as lanes:
+                self.index[self.lane] = lanes.index
+                self.index[axis] = lanes.index if blocks == 1 else b.add(low, lanes.index)
+                self._emit_row(scratch)
 
     def _emit_chunks(self, zero: SSAValue) -> None:
         b = self.b
@@ -192,12 +221,17 @@ class _Emitter(Evaluator):
 
     # ---- one row
 
-    def _emit_row(self, bounds: tuple[SSAValue, SSAValue] | None = None) -> None:
+    def _scratch(self) -> dict[SSAValue, SSAValue]:
+        """Memory for the values that later passes read back."""
+        elements = product(a.size for a in self.passes.columns) * self.block
+        return {v: self.b.alloc(elements, v.type.dtype) for v in self.passes.buffered}  # type: ignore[attr-defined]
+
+    def _emit_row(
+        self, scratch: dict[SSAValue, SSAValue] | None = None, bounds: tuple[SSAValue, SSAValue] | None = None
+    ) -> None:
         self.row_values, self.saved, self.fetched = self.constants(), {}, set()
         self._emit_row_maps(-1)
-        scratch = {
-            v: self.b.alloc(product(a.size for a in self.passes.columns), v.type.dtype) for v in self.passes.buffered
-        }  # type: ignore[attr-defined]
+        scratch = self._scratch() if scratch is None else scratch
         for number in range(self.passes.count):
             self._emit_pass(number, scratch, bounds)
             self._emit_row_maps(number)
@@ -257,10 +291,13 @@ class _Emitter(Evaluator):
     def _nest(
         self, axes: Sequence[Axis], init: Sequence[SSAValue], kinds: Sequence[str], body: Callable, bounds
     ) -> Sequence[SSAValue]:
-        """Loops over the columns, the last as lanes; returns the carried values at the end."""
+        """Loops over the columns, the last as lanes unless rows are; returns the carried values at the end."""
         b = self.b
         if not axes:
             return body(list(init))
+        if self.passes.lanes is not None:
+            sums = sums_together(self.passes.lanes, self.group.members)
+            return SerialNest(b, self.index, kinds, body, sums).emit(axes, init)
         axis, rest = axes[0], axes[1:]
         if rest:
             if kinds and not (isinstance(axis.size, int) and axis.size <= 2 * RUN):
@@ -317,8 +354,9 @@ class _Emitter(Evaluator):
             self.b.store(got, self.buffer[value], *self.address(self.member(value).writes), streams=streams)
 
     def _column_strides(self) -> Strides:
-        table: Strides = {}
-        running: Dim = 1
+        side_by_side = self.passes.lanes is not None
+        table: Strides = {self.lane: 1} if side_by_side else {}
+        running: Dim = self.block
         for axis in reversed(self.passes.columns):
             table[axis] = running
             running = running * axis.size
