@@ -15,7 +15,7 @@ from luban.targets.target import Target
 # Queries of a forward block: the rows of a matrix unit's register tile. With causality half of a block's square is
 # computed for nothing: 64 rows are 13 % slower at 256 positions, 10 % at 1024.
 QUERIES = 32
-CACHE_PART = 8  # scores, weights, keys and values of a forward block take at most this part of the second-level cache
+CACHE_PART = 16  # scores, weights, keys and values of a forward block take at most this part of the second-level cache
 ANY_L1, ANY_L2 = 32 << 10, 1 << 20  # bytes of caches of which a target does not say how large they are
 STEP = 32
 

@@ -1,4 +1,5 @@
-"""x86 AMX: 2 x 2 tiles of 16 x 16 accumulators, bfloat16 inputs 32 values of K at a time.
+"""x86 AMX: 2 x 2 tiles of 16 x 16 accumulators (or 2 x 1 of them for few columns), bfloat16 inputs,
+32 values of K at a time.
 
 A tile register holds 16 rows of 64 bytes. Four of the eight hold C, two A, two B: four loads feed four products. The
 tiles' shapes must be configured before the first call, and other libraries release them: a kernel that calls such
@@ -35,15 +36,16 @@ def emit_configure(module: Module, name: str) -> None:
 
 
 def emit_amx(module: Module, name: str, spec: DotSpec) -> None:
-    """Adds the internal function `name`: mr 32, two vectors of 16 lanes, bfloat inputs, B packed with K padded to 32.
+    """Adds the internal function `name`: mr 32, one or two vectors of 16 lanes, bfloat inputs, B packed, K padded to 32.
 
     A is "packed" (`[ceil(K/32)][32][32]`, zero padded) or "row_major", read in place. Partial tiles of A in place and
     the ragged end of K go through a zeroed stack panel. The tiles must have been configured (`emit_configure`).
     """
-    shape = (spec.a_type, spec.b_type, spec.acc_type, spec.mr, spec.nr_vectors, spec.lanes)
-    if shape != ("bfloat", "bfloat", "float", 32, 2, 16):
+    shape = (spec.a_type, spec.b_type, spec.acc_type, spec.mr, spec.lanes)
+    if shape != ("bfloat", "bfloat", "float", 32, 16) or spec.nr_vectors > 2:
         raise ConfigError(
-            f"micro-kernel {name}: AMX computes bfloat to float tiles of 32 x 2 vectors of 16, got {shape}"
+            f"micro-kernel {name}: AMX computes bfloat to float tiles of 32 x 1 or 2 vectors of 16, "
+            f"got {shape} with {spec.nr_vectors}"
         )
     if spec.b_layout != "packed" or spec.a_layout not in ("packed", "row_major"):
         raise ConfigError(
@@ -58,32 +60,33 @@ def emit_amx(module: Module, name: str, spec: DotSpec) -> None:
 
 
 def _whole_tile(fn: Function, spec: DotSpec) -> None:
+    row = str(ROW_BYTES * spec.nr_vectors)
     if spec.accumulate:
-        _corners(fn, "tileloadd64", "%C", "128")
+        _corners(fn, spec, "tileloadd64", "%C", row)
     else:
-        _zero(fn)
+        _zero(fn, spec)
     _multiply(fn, spec)
-    _corners(fn, "tilestored64", "%C", "128")
+    _corners(fn, spec, "tilestored64", "%C", row)
 
 
 def _tile(fn: Function, spec: DotSpec) -> None:
     if spec.whole_tile:
         _whole_tile(fn, spec)
         return
-    full = fn.op(f"and i1 {fn.op('icmp eq i64 %m, 32')}, {fn.op('icmp eq i64 %n, 32')}")
+    full = fn.op(f"and i1 {fn.op('icmp eq i64 %m, 32')}, {fn.op(f'icmp eq i64 %n, {spec.nr}')}")
     c_bytes = times(fn, "%c_rs", 4)
     plain = spec.epilogue is None
     direct = fn.op(f"and i1 {full}, {'true' if plain else 'false'}")
     begin = direct if spec.accumulate else "false"
-    when(fn, begin, lambda: _corners(fn, "tileloadd64", "%C", c_bytes), lambda: _zero(fn))
+    when(fn, begin, lambda: _corners(fn, spec, "tileloadd64", "%C", c_bytes), lambda: _zero(fn, spec))
     _multiply(fn, spec)
     buffer = fn.alloca("[1024 x float]", 64)
 
     def through_stack() -> None:
-        _corners(fn, "tilestored64", buffer, "128")
+        _corners(fn, spec, "tilestored64", buffer, str(ROW_BYTES * spec.nr_vectors))
         walk(fn, spec, buffer)
 
-    when(fn, direct, lambda: _corners(fn, "tilestored64", "%C", c_bytes), through_stack)
+    when(fn, direct, lambda: _corners(fn, spec, "tilestored64", "%C", c_bytes), through_stack)
 
 
 def _multiply(fn: Function, spec: DotSpec) -> None:
@@ -92,7 +95,7 @@ def _multiply(fn: Function, spec: DotSpec) -> None:
     blocks = fn.op("udiv i64 %K, 32")
     if spec.a_layout == "packed":
         padded = fn.op(f"udiv i64 {fn.op('add i64 %K, 31')}, 32")
-        _blocks(fn, "%A", str(ROW_BYTES), str(panel), "%B", padded)
+        _blocks(fn, spec, "%A", str(ROW_BYTES), str(panel), "%B", padded)
         return
     stage = fn.alloca(f"[{panel} x i8]", 64)
     row = times(fn, "%a_rs", 2)
@@ -101,7 +104,7 @@ def _multiply(fn: Function, spec: DotSpec) -> None:
     def staged(first: str, b: str, width: str) -> None:
         fn.emit(f"store [{panel} x i8] zeroinitializer, ptr {stage}, align 64")
         _stage(fn, offset(fn, "%A", times(fn, first, 2)), row, stage, width)
-        _blocks(fn, stage, str(ROW_BYTES), "0", b, "1")
+        _blocks(fn, spec, stage, str(ROW_BYTES), "0", b, "1")
 
     def partial() -> None:
         def body(index: str, _values: list[str]) -> list[str]:
@@ -111,13 +114,13 @@ def _multiply(fn: Function, spec: DotSpec) -> None:
         loop(fn, blocks, [], body)
 
     rows_full = fn.op("icmp eq i64 %m, 32")
-    when(fn, rows_full, lambda: _blocks(fn, "%A", row, str(ROW_BYTES), "%B", blocks), partial)
+    when(fn, rows_full, lambda: _blocks(fn, spec, "%A", row, str(ROW_BYTES), "%B", blocks), partial)
     rest = fn.op("urem i64 %K, 32")
     ragged = fn.op(f"icmp ne i64 {rest}, 0")
     when(fn, ragged, lambda: staged(past, offset(fn, "%B", times(fn, blocks, tile)), rest))
 
 
-def _blocks(fn: Function, a: str, a_row: str, a_step: str, b: str, count: str) -> None:
+def _blocks(fn: Function, spec: DotSpec, a: str, a_row: str, a_step: str, b: str, count: str) -> None:
     """`count` times 32 values of K: A's rows lie `a_row` bytes apart, its blocks `a_step`."""
     lower = fn.op(f"mul i64 {a_row}, {ROWS}")
     right = times(fn, "%b_rs", 2)
@@ -127,8 +130,9 @@ def _blocks(fn: Function, a: str, a_row: str, a_step: str, b: str, count: str) -
         _tile_move(fn, "tileloadd64", A_TILES[0], at, a_row)
         _tile_move(fn, "tileloadd64", B_TILES[0], bt, str(ROW_BYTES))
         _tile_move(fn, "tileloadd64", A_TILES[1], offset(fn, at, lower), a_row)
-        _tile_move(fn, "tileloadd64", B_TILES[1], offset(fn, bt, right), str(ROW_BYTES))
-        for c in C_TILES:
+        if spec.nr_vectors == 2:
+            _tile_move(fn, "tileloadd64", B_TILES[1], offset(fn, bt, right), str(ROW_BYTES))
+        for c in _c_tiles(spec):
             tiles = [("i8", str(t)) for t in (c, A_TILES[c // 2], B_TILES[c % 2])]
             fn.call("void", _declare(fn, "tdpbf16ps", ["i8 immarg"] * 3), tiles)
         return [offset(fn, at, a_step), offset(fn, bt, ROWS * ROW_BYTES)]
@@ -149,16 +153,20 @@ def _stage(fn: Function, source: str, row: str, stage: str, width: str) -> None:
     loop(fn, "%m", [], one)
 
 
-def _corners(fn: Function, operation: str, base: str, row_bytes: str) -> None:
-    """Loads or stores the 2 x 2 tiles of C."""
+def _c_tiles(spec: DotSpec) -> tuple[int, ...]:
+    return C_TILES if spec.nr_vectors == 2 else C_TILES[::2]
+
+
+def _corners(fn: Function, spec: DotSpec, operation: str, base: str, row_bytes: str) -> None:
+    """Loads or stores the tiles of C."""
     lower = offset(fn, base, fn.op(f"mul i64 {row_bytes}, {ROWS}"))
-    for c in C_TILES:
+    for c in _c_tiles(spec):
         start = base if c < 2 else lower
         _tile_move(fn, operation, c, offset(fn, start, ROW_BYTES * (c % 2)), row_bytes)
 
 
-def _zero(fn: Function) -> None:
-    for c in C_TILES:
+def _zero(fn: Function, spec: DotSpec) -> None:
+    for c in _c_tiles(spec):
         fn.call("void", _declare(fn, "tilezero", ["i8 immarg"]), [("i8", str(c))])
 
 
