@@ -70,6 +70,35 @@ def test_a_table_is_read_along_its_rows(machine):
     machine.check(lambda i, t: t[:, i].sum(2), index, table.t().contiguous())
 
 
+@pytest.mark.parametrize("shape", [(130, 2100, 8), (70, 8300, 20), (300, 257, 4), (1030, 130, 16)], ids=str)
+def test_the_last_run_of_a_long_narrow_sum_ends_where_its_row_ends(machine, shape):
+    """Runs behind the last one have no elements, not a negative number of them."""
+    f = lambda x: (x.sum(1), x.amax(1), (x * x).sum(1))  # noqa: E731
+    x = torch.randn(shape)
+    assert lanes_of(machine, f, x) == [shape[-1]]
+    machine.check(f, x)
+
+
+NARROW = [(1, 8), (33, 2), (1000, 3), (9000, 16), (100003, 8), (4100, 64), (70, 130, 20), (300, 7, 5, 33), (5000, 65)]
+
+
+@pytest.mark.parametrize("shape", NARROW, ids=str)
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-6), (torch.bfloat16, 1e-2), (torch.int64, 0)])
+def test_columns_of_short_rows(machine, shape, dtype, tolerance):
+    """Their sums stay in registers; other values of the rows and of each element are stored beside them."""
+    x, dims = (torch.randn(shape) * 9).to(dtype), tuple(range(len(shape) - 1))
+    s = (torch.randn(*shape[:-1], 1) * 9).to(dtype)
+    machine.check(lambda x: (x.sum(dims), x.amax(dims), x.amin(dims)), x, tolerance=tolerance)
+    machine.check(lambda x, s: ((x * s).sum(dims), x * s, (x + s).amax(dims), s * 2), x, s, tolerance=tolerance)
+    machine.check(lambda x: (x[..., 1:].sum(dims), x.flip(0).amax(dims), x.sum()), x, tolerance=max(tolerance, 1e-5))
+
+
+def test_nan_in_columns_of_short_rows(machine):
+    x = torch.randn(3000, 9)
+    x[5, 1], x[7, 2], x[2999, 3], x[0, 4], x[1, 4] = NAN, INF, -INF, INF, -INF
+    machine.check(lambda x: (x.sum(0), x.amax(0), x.amin(0), x.isnan().any(0), x.square().sum(0)), x)
+
+
 def test_sums_of_columns_stay_together(machine):
     x, y = torch.randn(300, 96), torch.randn(300, 96)
     f = lambda x, y: ((x * y).sum(0), x.sum(0), (x + y).square().sum(0))  # noqa: E731
