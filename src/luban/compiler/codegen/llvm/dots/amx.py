@@ -102,7 +102,7 @@ def _multiply(fn: Function, spec: DotSpec) -> None:
     past = fn.op(f"mul i64 {blocks}, 32")
 
     def staged(first: str, b: str, width: str) -> None:
-        fn.emit(f"store [{panel} x i8] zeroinitializer, ptr {stage}, align 64")
+        _clear(fn, stage, panel)
         _stage(fn, offset(fn, "%A", times(fn, first, 2)), row, stage, width)
         _blocks(fn, spec, stage, str(ROW_BYTES), "0", b, "1")
 
@@ -138,6 +138,16 @@ def _blocks(fn: Function, spec: DotSpec, a: str, a_row: str, a_step: str, b: str
         return [offset(fn, at, a_step), offset(fn, bt, ROWS * ROW_BYTES)]
 
     loop(fn, count, [("ptr", a), ("ptr", b)], body)
+
+
+def _clear(fn: Function, stage: str, size: int) -> None:
+    """Zeros in a loop: LLVM takes one store of the panel apart byte by byte (0.4 of 0.55 s that an attention compiled)."""
+
+    def line(i: str, _values: list[str]) -> list[str]:
+        fn.emit(f"store <16 x float> zeroinitializer, ptr {offset(fn, stage, times(fn, i, ROW_BYTES))}, align 64")
+        return []
+
+    loop(fn, str(size // ROW_BYTES), [], line)
 
 
 def _stage(fn: Function, source: str, row: str, stage: str, width: str) -> None:
