@@ -64,7 +64,7 @@ def _windowed(x: View, w: View, space: Sequence[Dim], groups: int) -> bool:
     sizes = (*x.shape[1:], *w.shape, *space)
     known = all(isinstance(n, int) and n > 0 for n in sizes)
     exact = x.dtype is torch.float64 or (x.dtype is torch.float32 and torch.get_float32_matmul_precision() == "highest")
-    return known and exact and (w.shape[0] // groups, w.shape[1]) != (1, 1)
+    return known and exact
 
 
 def _padded(cx: Builder, x: View, g: Geometry, window: Window | None) -> View:
@@ -189,7 +189,7 @@ def backward_weight(cx: Builder, grad: View, x: View, shape: Sequence[Dim], g: G
     """The gradient of weights of a shape: batch (groups), m (O / groups), n (C / groups, kernel), k (N, space)."""
     outer, inner = shape[0] // g.groups, shape[1]  # type: ignore[operator]
     window = None
-    if _windowed(x, grad, shape, g.groups) and (outer, inner) != (1, 1):
+    if _windowed(x, grad, shape, g.groups):
         x = cx.dense(x)
         window = Window(tuple(x.shape[2:]), tuple(g.dilation), tuple(g.stride), tuple(g.padding))  # type: ignore[arg-type]
     padded = _padded(cx, x, g, window)
