@@ -90,6 +90,21 @@ def test_transposed(machine, rank, options):
     beside_float64(lambda x, w: TRANSPOSED[rank + 2](x, w, **options), (x, w))
 
 
+@pytest.mark.parametrize("dtype, tolerance", [(torch.bfloat16, 1e-2), (torch.float16, 2e-3)], ids=str)
+@pytest.mark.parametrize("image, weights, options", [
+    ((2, 5, 11, 13), (5, 1, 3, 3), {"padding": 1, "groups": 5}),
+    ((2, 3, 9, 10), (3, 1, 3, 3), {"padding": 1, "groups": 3, "stride": 2}),
+    ((2, 3, 9, 10), (3, 1, 3, 3), {"padding": 1, "groups": 3, "stride": (1, 2)}),
+    ((2, 3, 3, 3), (3, 1, 3, 3), {"groups": 3}),
+    ((2, 3, 5, 5), (3, 1, 5, 5), {"padding": 1, "groups": 3}),
+    ((1, 2, 16, 16), (2, 1, 13, 12), {"padding": 2, "groups": 2}),
+], ids=str)  # fmt: skip
+def test_narrow_depthwise(machine, image, weights, options, dtype, tolerance):
+    torch.manual_seed(0)
+    x, w = torch.randn(image).to(dtype), torch.randn(weights).to(dtype)
+    beside_float64(lambda x, w: F.conv2d(x, w, **options), (x, w), tolerance)
+
+
 @pytest.mark.parametrize("layout", ["channels_last", "strided", "expanded"])
 def test_layouts_of_the_image(machine, layout):
     torch.manual_seed(0)

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 
 from xdsl.dialects import arith
 from xdsl.dialects import math as math_dialect
-from xdsl.ir import SSAValue
+from xdsl.dialects.builtin import f32, f64
+from xdsl.ir import Attribute, SSAValue
 
 from luban.compiler.ir.attributes import contiguous
 from luban.kernels.convolution_kernel import ConvolutionKernel
@@ -46,6 +47,7 @@ class Channel(ConvolutionKernel):
         )
         self.pitch: tuple[int, ...] = contiguous(self.padded)  # type: ignore[assignment]
         self.all_taps = list(itertools.product(*map(range, self.kernel)))
+        self.wide: Attribute = p.element if p.element == f64 else f32  # narrower floats are widened as they are copied
 
     def nest(self, sizes: Sequence[Dim], body: Callable[[list[SSAValue]], None]) -> None:
         """Serial loops, the last one as lanes."""
@@ -72,16 +74,23 @@ class Channel(ConvolutionKernel):
         inside = sum(n * s for n, s in zip(at, self.pitch, strict=True))
 
         def one(index: list[SSAValue]) -> None:
-            value = b.load(self.buffer[p.b], [base, *index], [1, *self.image_strides], skipped)
+            value = self.read(self.buffer[p.b], [base, *index], [1, *self.image_strides], skipped)
             b.store(value, scratch, index, self.pitch, inside)
 
         self.nest(sizes, one)
+
+    def read(self, buffer: SSAValue, indices: Sequence[SSAValue], strides: Sequence[Dim], offset: Dim = 0) -> SSAValue:
+        """An element of an operand, in the type of the sums."""
+        value = self.b.load(buffer, indices, strides, offset)
+        if value.type == self.wide:
+            return value
+        return self.b.insert(arith.ExtFOp.create(operands=[value], result_types=[self.wide]))
 
     def fill(self, buffer: SSAValue, count: Dim) -> None:
         """Zeros."""
         b = self.b
         with b.loop(b.dim(0), b.dim(count), "vector") as loop:
-            b.store(b.constant(0, self.problem.element), buffer, [loop.index], [1])
+            b.store(b.constant(0, self.wide), buffer, [loop.index], [1])
 
     @property
     def image_strides(self) -> tuple[Dim, ...]:
@@ -107,7 +116,7 @@ class Depthwise(Channel):
         self.geometry()
         with b.loop(b.dim(0), b.dim(product(p.batch)), "parallel") as task:
             self.known = self.constants()
-            scratch = b.alloc(product(self.padded), p.element)
+            scratch = b.alloc(product(self.padded), self.wide)
             batch = b.digits(task.index, p.batch)
             self.copy_padded(self.place(p.b_offset, list(zip(batch, p.b_batch, strict=True))), scratch)
             start = self.place(p.a_offset, list(zip(batch, p.a_batch, strict=True)))
@@ -144,10 +153,10 @@ class Depthwise(Channel):
         b, p = self.b, self.problem
         strides = [n * s for n, s in zip(self.step, self.pitch, strict=True)]
         chains = max(1, min(SUMS // lines, len(self.all_taps)))
-        sums = [[b.constant(0, p.element)] * chains for _ in range(lines)]
+        sums = [[b.constant(0, self.wide)] * chains for _ in range(lines)]
         for number, tap in enumerate(self.all_taps):
             at = sum(t * s for t, s in zip(tap, p.a_k[-len(tap) :], strict=True))  # type: ignore[misc]
-            weight = b.load(self.buffer[p.a], [weights], [1], at)
+            weight = self.read(self.buffer[p.a], [weights], [1], at)
             for line, held in enumerate(sums):
                 below = line * strides[-2] if lines > 1 else 0
                 value = b.load(scratch, index, strides, self.shift(tap) + below)
@@ -180,13 +189,13 @@ class DepthwiseWeights(Channel):
         with b.loop(b.dim(0), b.dim(product(p.batch)), "parallel") as task:
             self.known = self.constants()
             channel, gradient, points = (
-                b.alloc(n, p.element) for n in (product(self.padded), self.length, self.length)
+                b.alloc(n, self.wide) for n in (product(self.padded), self.length, self.length)
             )
-            totals = b.alloc(len(self.all_taps), p.element)
+            totals = b.alloc(len(self.all_taps), self.wide)
             batch = b.digits(task.index, p.batch)
             for buffer, count in ((gradient, self.length), (points, self.length), (totals, len(self.all_taps))):
                 self.fill(buffer, count)
-            one = b.constant(1, p.element)
+            one = b.constant(1, self.wide)
             self.nest(self.space, lambda index: b.store(one, points, index, self.pitch))
             x = self.place(p.b_offset, list(zip(batch, p.b_batch, strict=True)))
             g = self.place(p.a_offset, list(zip(batch, p.a_batch, strict=True)))
@@ -203,7 +212,7 @@ class DepthwiseWeights(Channel):
         strides = p.a_k[-len(self.space) :]
 
         def one(index: list[SSAValue]) -> None:
-            b.store(b.load(self.buffer[p.a], [base, *index], [1, *strides]), scratch, index, self.pitch)
+            b.store(self.read(self.buffer[p.a], [base, *index], [1, *strides]), scratch, index, self.pitch)
 
         self.nest(self.space, one)
 
@@ -213,7 +222,7 @@ class DepthwiseWeights(Channel):
         """Adds the sums of some taps over one image."""
         b = self.b
         channel, gradient, points = held
-        zero = b.constant(0, self.problem.element)
+        zero = b.constant(0, self.wide)
         with b.loop(b.dim(0), b.dim(self.length), "vector", [zero] * len(taps), ["add"] * len(taps)) as loop:
             is_point = b.insert(
                 arith.CmpfOp(b.load(points, [loop.index], [1]), zero, "one"),
