@@ -134,6 +134,20 @@ def test_many_blocks_of_small_and_of_large_scores(machine, lengths, spread, dtyp
     assert run.kernels
 
 
+@pytest.mark.parametrize("length", [31, 32, 33, 255, 256, 257, 289])
+@pytest.mark.parametrize("spread", [1.0, 2.5])
+def test_weights_over_their_whole_range(machine, length, spread):
+    """Scores from one end of what needs no running maximum to the other (2.5), and keys that fill no tile of pairs."""
+    q, k = (torch.full((1, 1, length, 16), 0.25 * spread * sign).bfloat16() for sign in (1, 1))
+    k = k * torch.linspace(-1, 1, length)[:, None].bfloat16() * 4
+    v = torch.randn(1, 1, length, 16).bfloat16()
+    for causal in (False, True):
+        f = lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=1.0)  # noqa: B023, E731
+        (out,) = machine.compile(f, (q, k, v))(q, k, v)
+        want = formula(*[x.double() for x in (q, k, v)], None, causal, 1.0)
+        assert machine.error(out, want) <= NEAR[torch.bfloat16] / 2
+
+
 @FLOATS
 @pytest.mark.parametrize("heads", [1, 2, 3])
 def test_queries_of_few_heads_are_dealt_out(machine, heads, dtype):

@@ -36,6 +36,11 @@ CASES = [
     ((2, 200, 9, 9), (20, 200, 3, 3), {"padding": 1}),
     ((2, 6, 26, 30), (5, 6, 3, 3), {"padding": 5}),
     ((1, 1, 5), (1, 1, 3), {}),
+    ((2, 3, 20, 40), (3, 1, 7, 7), {"padding": 3, "groups": 3}),
+    ((2, 3, 19, 40), (3, 1, 3, 5), {"padding": (1, 2), "groups": 3, "stride": 2}),
+    ((1, 3, 19, 20), (3, 1, 3, 5), {"padding": (1, 2), "groups": 3, "stride": (1, 2)}),
+    ((2, 3, 40), (3, 1, 4), {"groups": 3, "dilation": 3}),
+    ((2, 3, 5, 6, 7), (3, 1, 3, 3, 3), {"groups": 3, "padding": 1}),
     ((0, 8, 12, 12), (16, 8, 3, 3), {"padding": 1}),
 ]  # fmt: skip
 
@@ -85,6 +90,21 @@ def test_transposed(machine, rank, options):
     beside_float64(lambda x, w: TRANSPOSED[rank + 2](x, w, **options), (x, w))
 
 
+@pytest.mark.parametrize("dtype, tolerance", [(torch.bfloat16, 1e-2), (torch.float16, 2e-3)], ids=str)
+@pytest.mark.parametrize("image, weights, options", [
+    ((2, 5, 11, 13), (5, 1, 3, 3), {"padding": 1, "groups": 5}),
+    ((2, 3, 9, 10), (3, 1, 3, 3), {"padding": 1, "groups": 3, "stride": 2}),
+    ((2, 3, 9, 10), (3, 1, 3, 3), {"padding": 1, "groups": 3, "stride": (1, 2)}),
+    ((2, 3, 3, 3), (3, 1, 3, 3), {"groups": 3}),
+    ((2, 3, 5, 5), (3, 1, 5, 5), {"padding": 1, "groups": 3}),
+    ((1, 2, 16, 16), (2, 1, 13, 12), {"padding": 2, "groups": 2}),
+], ids=str)  # fmt: skip
+def test_narrow_depthwise(machine, image, weights, options, dtype, tolerance):
+    torch.manual_seed(0)
+    x, w = torch.randn(image).to(dtype), torch.randn(weights).to(dtype)
+    beside_float64(lambda x, w: F.conv2d(x, w, **options), (x, w), tolerance)
+
+
 @pytest.mark.parametrize("layout", ["channels_last", "strided", "expanded"])
 def test_layouts_of_the_image(machine, layout):
     torch.manual_seed(0)
@@ -124,6 +144,18 @@ def test_one_bad_value_reaches_only_what_it_touches(machine, bad):
     got, want = compiled(lambda x, w: F.conv2d(x, w, padding=1))(x, w), F.conv2d(x, w, padding=1)
     assert torch.equal(torch.isfinite(got), torch.isfinite(want))
     close([got[torch.isfinite(want)]], [want[torch.isfinite(want)].double()])
+
+
+def test_a_bad_value_reaches_only_the_taps_of_a_depthwise_gradient_that_touch_it(machine):
+    torch.manual_seed(0)
+    x, w = torch.randn(2, 3, 6, 6), torch.randn(3, 1, 3, 3)
+    x[1, 1, 0, 0] = float("inf")
+
+    def f(x, w):
+        return F.conv2d(x, w, padding=1, groups=3)
+
+    got, want = (torch.isfinite(with_gradients(g, (x, w))[2]) for g in (compiled(f), f))
+    assert torch.equal(got, want)
 
 
 def test_a_kernel_larger_than_the_padded_input_is_torchs_error():

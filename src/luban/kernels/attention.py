@@ -15,10 +15,10 @@ from xdsl.ir import SSAValue
 
 from luban.compiler.lowering.registry import Lowered, Request
 from luban.kernels.attention_blocks import pieces_of
-from luban.kernels.attention_bounded import LIMIT, Bounded, serves
+from luban.kernels.attention_bounded import Bounded, bounded_for
 from luban.kernels.attention_problem import LOG2_E, AttentionWriter, Block, flops_of
 from luban.kernels.attention_softmax import Softmax
-from luban.kernels.dot_writer import Matrix, Passes, dot
+from luban.kernels.dot_writer import Matrix, Passes, dot, pack_b
 from luban.symbolic import Dim, floordiv
 
 Q, K, V, BIAS = range(4)
@@ -46,12 +46,7 @@ class Forward(AttentionWriter):
             self._open()
             own = b.binary(arith.SubiOp, b.dim(blocks + (pieces - 1)), piece)
             own = own if pieces == 1 else b.binary(arith.DivUIOp, own, b.dim(pieces))
-            turns = {None: own}
-            if self.bounded is not None:
-                bound = self.bounded.bound(Q, K)
-                small = self.compare(bound, b.constant(LIMIT, f32), "ole")
-                turns = {bound: b.select(small, own, b.dim(0)), None: b.select(small, b.dim(0), own)}
-            for shift, count in turns.items():
+            for shift, count in self._turns(own).items():
                 with b.loop(b.dim(0), count, "serial") as turn:
                     block = b.add(b.mul(turn.index, b.dim(pieces)), piece) if pieces > 1 else turn.index
                     q0 = b.mul(block, b.dim(step))
@@ -65,15 +60,30 @@ class Forward(AttentionWriter):
         self.base = {Q: self.head_base(Q, self.batch, self.head)}
         self.base |= {o: self.head_base(o, self.batch, key_head) for o in (K, V)}
         self.softmax = Softmax(self)
-        self.bounded = Bounded(self) if serves(self) else None
+        self.bounded: Bounded | None = bounded_for(self)
         self.out = b.alloc(self.query_block * p.size, f32)
-        self.packed_k = self.pack_keys(self.rows(K, self.base[K], b.dim(0)))
+        self.packed_k = self.room_for_keys()
         self.packed_v = None
         if not t.b_in_place or self.accesses[V].strides[3] != 1:
             self.packed_v = b.alloc(self.key_blocks * self.value_panel, t.element)
             with self.each_block(b.dim(p.keys), self.key_block) as (index, k0, keys):
                 at = b.mul(index, b.dim(self.value_panel))
                 self.pack_features(self.rows(V, self.base[V], k0), keys, self.packed_v, at, self.key_block, p.keys)
+
+    def _turns(self, own: SSAValue) -> dict[SSAValue | None, SSAValue]:
+        """How many blocks of queries go which way, with the keys packed for it; key: the bound of scores or None."""
+        b, p = self.b, self.problem
+        keys = self.rows(K, self.base[K], b.dim(0))
+        if self.bounded is None:
+            pack_b(b, self.score_tile, keys, b.dim(p.keys), b.dim(p.size), self.packed_k)
+            return {None: own}
+        self.bounded.pack_keys(keys)
+        bound, none = self.bounded.bound(Q, K), b.dim(0)
+        small = self.compare(bound, b.constant(self.bounded.limit, f32), "ole")
+        if self.bounded.reorders:
+            again = b.select(small, none, b.dim(p.keys))
+            pack_b(b, self.score_tile, keys, again, b.dim(p.size), self.packed_k)
+        return {bound: b.select(small, own, none), None: b.select(small, none, own)}
 
     def _query_block(self, q0: SSAValue, rows: SSAValue, shift: SSAValue | None) -> None:
         b, p = self.b, self.problem

@@ -177,13 +177,11 @@ class AttentionWriter(Evaluator):
             start = b.mul(turn.index, step)
             yield turn.index, start, b.minimum(step, b.binary(arith.SubiOp, last, start))
 
-    def pack_keys(self, rows: Matrix) -> SSAValue:
-        """All rows of a head (keys, or values) packed as columns over features: panels of positions."""
-        b, p, s = self.b, self.problem, self.score_tile
-        columns = floordiv(p.keys + (s.nr - 1), s.nr) * s.nr
-        scratch = b.alloc(columns * self._padded, s.element)
-        pack_b(b, s, rows, b.dim(p.keys), b.dim(p.size), scratch)
-        return scratch
+    def room_for_keys(self) -> SSAValue:
+        """Scratch for all keys of a head, packed as columns over features: panels of positions."""
+        s = self.score_tile
+        columns = floordiv(self.problem.keys + (s.nr - 1), s.nr) * s.nr
+        return self.b.alloc(columns * self.padded, s.element)
 
     def pack_features(
         self, rows: Matrix, count: SSAValue, scratch: SSAValue, at: SSAValue, most: int, length: Dim
@@ -206,7 +204,7 @@ class AttentionWriter(Evaluator):
             pack_b(b, t, self.features(replace(rows, base=step)), columns, count, scratch, place)
 
     @property
-    def _padded(self) -> int:
+    def padded(self) -> int:
         """The head size as packed panels hold it."""
         return -(-self.problem.size // self.score_tile.k_multiple) * self.score_tile.k_multiple
 
@@ -215,7 +213,7 @@ class AttentionWriter(Evaluator):
         b, s = self.b, self.score_tile
         start = block.k0 if first is None else b.add(block.k0, first)
         tiles = b.binary(arith.DivUIOp, start, b.dim(s.nr))
-        return Matrix(packed, b.mul(tiles, b.dim(s.nr * self._padded)), 0, 0, s.panel_b or s.nr)
+        return Matrix(packed, b.mul(tiles, b.dim(s.nr * self.padded)), 0, 0, s.panel_b or s.nr)
 
     def shared_keys(self, block: Block) -> SSAValue | None:
         """The keys of a block, in whole register tiles, that causality hides from none of its queries; None for all."""

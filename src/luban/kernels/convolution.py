@@ -8,6 +8,7 @@ from luban.compiler.ir.dtypes import bytes_of
 from luban.compiler.lowering.registry import Lowered, Request
 from luban.compiler.lowering.schedule import merge_axes, place_group
 from luban.compiler.passes.graph.grouping import Group
+from luban.kernels.convolution_depthwise import Depthwise, DepthwiseWeights, is_depthwise
 from luban.kernels.convolution_forward import Forward
 from luban.kernels.convolution_kernel import ConvolutionKernel
 from luban.kernels.convolution_problem import Convolution, convolution_of
@@ -32,5 +33,7 @@ def lower(request: Request) -> Lowered:
 
 
 def _kernel(request: Request, group: Group, problem: Convolution, leaving: list[SSAValue]) -> ConvolutionKernel:
+    if is_depthwise(problem):
+        return (Depthwise if problem.points_are_n else DepthwiseWeights)(request, group, problem, leaving)
     kind = Forward if problem.points_are_n else Weights
     return kind(request, group, problem, leaving)

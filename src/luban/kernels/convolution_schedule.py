@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from xdsl.dialects.builtin import f32, f64
 from xdsl.ir import Attribute
 
 from luban.compiler.ir.dtypes import bytes_of
@@ -54,15 +55,18 @@ def _share(size: int, tile: int, pieces: int) -> int:
     return -(-tiles // pieces) * tile
 
 
+def plain_tile(target: Target, element: Attribute) -> RegisterTile:
+    """The tile of multiply-adds, which read floats of any type as they are copied."""
+    return replace(register_tile(target, element if element == f64 else f32), element=element)
+
+
 def tile_of(target: Target, element: Attribute, m: int, n: int) -> RegisterTile:
     """The register tile that takes the fewest cycles.
 
     A step of k takes as many cycles as its multiply-adds or its loads, two of either a cycle; tiles of one vector a row
     ran at 0.65 of what that says (9 x 16 at 104, 8 x 48 at 158 GFLOP/s on a Xeon).
     """
-    t = register_tile(target, element)
-    if t.whole:
-        return t
+    t = plain_tile(target, element)
     lanes = max(1, target.vector_bits // (64 if bytes_of(t.accumulator) == 8 else 32))
     found = [t]
     for nv in range(1, 5):

@@ -18,9 +18,10 @@ from luban.compiler.lowering.registry import Request
 from luban.compiler.passes.graph.grouping import Group
 from luban.kernels.convolution_kernel import ConvolutionKernel
 from luban.kernels.convolution_problem import Convolution, Side
+from luban.kernels.convolution_schedule import plain_tile
 from luban.kernels.dot_writer import Matrix, Passes, dot, pack_b, panel_elements
 from luban.kernels.gemm_facts import ANY_CACHE
-from luban.kernels.register_tiles import fit, register_tile
+from luban.kernels.register_tiles import fit
 from luban.symbolic import Dim, floordiv, product
 
 POINTS = 256  # of a block
@@ -34,7 +35,7 @@ class Weights(ConvolutionKernel):
         p = self.problem
         target = request.target
         assert isinstance(p.m, int)
-        self.tile = fit(register_tile(target, p.element), target, p.m)
+        self.tile = fit(plain_tile(target, p.element), target, p.m)
         lanes = max(1, target.vector_bits // (64 if bytes_of(p.element) == 8 else 32))
         self.lines, self.line = self._lines()
         held = max(1, min(self.line, POINTS)) if isinstance(self.line, int) else POINTS

@@ -217,6 +217,20 @@ def test_pack_layout_and_zero_padding(tl):
     np.testing.assert_array_equal(y, round_to_bf16(want.reshape(-1)))
 
 
+def test_pairs_are_the_bits_of_two_neighbours(tl, execution):
+    """Halves that change places in 32 bits are neighbours that change places in memory, NaN and infinity included."""
+    pairs = '{} = "tile.pairs"({}) : (!tile.buf<bf16>) -> !tile.buf<i32>\n'
+    body = tl.number("%c0", 0) + tl.number("%n", 4) + tl.number("%h", 16, "i32")
+    body += pairs.format("%p", "%x") + pairs.format("%q", "%y")
+    inner = tl.load("%v", "%p", ["%i"], [1], "i32") + "%l = arith.shli %v, %h : i32\n%r = arith.shrui %v, %h : i32\n"
+    inner += "%w = arith.ori %l, %r : i32\n" + tl.store("%w", "%q", ["%i"], [1], "i32")
+    text = tl.kernel({"%x": "bf16", "%y": "bf16"}, body + tl.loop("%i", "%c0", "%n", "vector", inner))
+    x, y = round_to_bf16(noise(8)), np.zeros(8, np.float32)
+    x[2:5] = np.nan, np.inf, -0.0
+    run(tl, text, [x, y])
+    np.testing.assert_array_equal(y, x.reshape(4, 2)[:, ::-1].reshape(-1))
+
+
 def test_patches_are_columns_with_zeros_outside_the_window(tl):
     body = tl.number("%base", -5) + tl.number("%first", 3) + tl.number("%count", 6)
     lists = ", ".join(f"#graph.dims<{n}>" for n in ("[3, 4]", "[1, 2]", "[2, 1]", "[1, 1]"))

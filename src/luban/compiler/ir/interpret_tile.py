@@ -18,7 +18,7 @@ from luban.compiler.ir.attributes import BufferType, Dims
 from luban.compiler.ir.interpret_graph import identity
 from luban.compiler.ir.numeric_types import conform, from_array, is_float, numpy_dtype, poisoned, unsigned_view
 from luban.compiler.ir.scalar_semantics import evaluate, random
-from luban.compiler.ir.tile_memory import Memory, pack, part_of, unpacked
+from luban.compiler.ir.tile_memory import Memory, Pairs, pack, part_of, unpacked
 from luban.compiler.ir.window import window_of
 from luban.errors import ConfigError, LubanError, VerificationError
 
@@ -355,6 +355,7 @@ RULES: dict[str, Callable[..., list[Any]]] = {
     "tile.load": _load,
     "tile.store": _store,
     "tile.alloc": _alloc,
+    "tile.pairs": lambda _machine, _op, operands: [Pairs.of(operands[0])],
     "tile.check": _check,
     "tile.random": _random,
     "tile.pack": _pack,

@@ -6,7 +6,7 @@ what that becomes: vector lanes and masks on a CPU, block dimensions and program
 
 from __future__ import annotations
 
-from xdsl.dialects.builtin import ArrayAttr, IntAttr, ModuleOp, StringAttr, UnitAttr, f32, i1
+from xdsl.dialects.builtin import ArrayAttr, IntAttr, ModuleOp, StringAttr, UnitAttr, bf16, f32, i1, i32
 from xdsl.ir import Dialect, Operation
 from xdsl.irdl import (
     AttrSizedOperandSegments,
@@ -165,6 +165,19 @@ class AllocOp(IRDLOperation):
 
     def verify_(self) -> None:
         require(self, len(self.elements.data) == 1, "has one number of elements")
+
+
+@irdl_op_definition
+class PairsOp(IRDLOperation):
+    """The memory of a bfloat16 buffer as i32: element i is the elements 2 i (its low half) and 2 i + 1."""
+
+    name = "tile.pairs"
+    source = operand_def(BufferType)
+    buffer = result_def(BufferType)
+
+    def verify_(self) -> None:
+        require(self, self.source.type.dtype == bf16, "takes a buffer of bfloat16")
+        require(self, self.buffer.type.dtype == i32, "gives a buffer of i32")
 
 
 @irdl_op_definition
@@ -390,6 +403,6 @@ def find_kernels(module: Operation) -> list[KernelOp]:
 
 TILE = Dialect(
     "tile",
-    [YieldOp, DimOp, ForOp, LoadOp, StoreOp, AllocOp, CheckOp, RandomOp, PackOp, PatchesOp, DotOp, KernelOp],
+    [YieldOp, DimOp, ForOp, LoadOp, StoreOp, AllocOp, PairsOp, CheckOp, RandomOp, PackOp, PatchesOp, DotOp, KernelOp],
     [BufferType],
 )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from xdsl.dialects.builtin import BFloat16Type, bf16
+from xdsl.dialects.builtin import BFloat16Type, bf16, i32
 from xdsl.ir import Attribute
 
 from luban.compiler.ir.numeric_types import conform
@@ -55,6 +55,29 @@ class Memory:
             raise VerificationError(
                 f"{where()} reaches element {index} of {self.name}, which has {self.array.size} elements"
             )
+
+
+@dataclass(frozen=True)
+class Pairs(Memory):
+    """The memory of bfloat16 elements, which `array` holds as float32, as i32: see tile.PairsOp."""
+
+    source: Memory
+
+    @classmethod
+    def of(cls, source: Memory) -> Pairs:
+        return cls(source.array, i32, source.name, source)
+
+    def load(self, position: np.ndarray, mask: Any, where: Callable[[], str]) -> np.ndarray:
+        low, high = (self.source.load(2 * position + half, mask, where).view(np.uint32) for half in (0, 1))
+        return ((low >> np.uint32(16)) | (high & np.uint32(0xFFFF0000))).view(np.int32)
+
+    def store(
+        self, position: np.ndarray, value: np.ndarray, combine: np.ufunc | None, where: Callable[[], str]
+    ) -> None:
+        assert combine is None
+        bits = np.ascontiguousarray(value, np.int32).view(np.uint32)
+        for half, held in enumerate((bits << np.uint32(16), bits & np.uint32(0xFFFF0000))):
+            self.source.store(2 * position + half, held.view(np.float32), None, where)
 
 
 def pack(parts: list[np.ndarray], panel: int, kk: int, multiple: int = 0) -> np.ndarray:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import ArrayAttr, FloatAttr, IntegerAttr, StringAttr, UnitAttr, i1
+from xdsl.dialects.builtin import ArrayAttr, FloatAttr, IntegerAttr, StringAttr, UnitAttr, i1, i32
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
 from luban.compiler.ir import tile
@@ -135,6 +135,10 @@ class KernelBuilder:
         return self.insert(
             tile.AllocOp.create(properties={"elements": Dims((elements,))}, result_types=[BufferType(dtype)])
         )
+
+    def pairs(self, buffer: SSAValue) -> SSAValue:
+        """A bfloat16 buffer's memory as i32, two elements in each."""
+        return self.insert(tile.PairsOp.create(operands=[buffer], result_types=[BufferType(i32)]))
 
     def load(
         self,

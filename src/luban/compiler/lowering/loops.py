@@ -1,6 +1,7 @@
 """Fused maps and reductions -> one tile kernel.
 
-Rows run in parallel; each row is visited in passes (schedule.py). Column and whole reductions accumulate in scratch, a
+Rows run in parallel; each row is visited in passes (schedule.py), its elements as lanes, or rows side by side as lanes
+where that is how they lie in memory (lanes.py). Column and whole reductions accumulate in scratch, a
 chunk of rows at a time, and a second phase adds up the chunks, so that results do not depend on the number of threads.
 """
 
@@ -15,7 +16,9 @@ from luban.compiler.ir.dtypes import bytes_of
 from luban.compiler.lowering.bodies import combine, identity, reduction_kind
 from luban.compiler.lowering.builder import KernelBuilder
 from luban.compiler.lowering.evaluator import Evaluator
+from luban.compiler.lowering.lanes import STRIP, block_of, sums_together
 from luban.compiler.lowering.registry import Lowered, Request
+from luban.compiler.lowering.runs import BLOCK, LaneNest, SerialNest
 from luban.compiler.lowering.schedule import Passes, is_full_reduction, is_row_member, place_group, schedule
 from luban.compiler.lowering.streams import streamed
 from luban.compiler.passes.graph.grouping import Group
@@ -23,10 +26,6 @@ from luban.compiler.passes.graph.placement import Axis, Member, Strides
 from luban.symbolic import Dim, floordiv, product
 
 SERIAL_WORK = 16384  # elements times operations below which a thread region (2.5 us) costs more than it saves
-BLOCK = (
-    4096  # elements of a long row that are summed before they join the total, and of a flat map a thread takes at once
-)
-RUN = 128  # steps of a long outer loop that are added up before they join the total
 ROWS = 32  # rows that are added up before they join a chunk's total: with 128 an RMS norm's gradient had 2.3 times torch's error
 CHUNKS = 8  # chunks that are added up before they join the result
 CHUNK_ELEMENTS = 32768  # elements a chunk of a column reduction covers at least
@@ -76,6 +75,11 @@ class _Emitter(Evaluator):
         ]  # type: ignore[attr-defined]
         self.row_values: dict[object, SSAValue] = {}
         self.accumulators: dict[SSAValue, SSAValue] = {}
+        self.block: Dim = 1 if passes.lanes is None else block_of(passes.lanes.size, bool(passes.buffered))
+        self.lane = Axis(self.block)  # the place of a row among those that lie side by side
+        self.fetches = (
+            passes.lanes is None
+        )  # from a row's element to the next it is far: what lies ahead is another row's
 
     # ---- sizes
 
@@ -121,6 +125,8 @@ class _Emitter(Evaluator):
                 self._emit_totals(member)
         elif self._flat():
             self._emit_flat(zero)
+        elif self.passes.lanes is not None:
+            self._emit_side_by_side(zero, self.passes.lanes)
         else:
             count = product(a.size for a in rows)
             with b.loop(zero, b.dim(count), self._role(count)) as loop:
@@ -137,13 +143,35 @@ class _Emitter(Evaluator):
         blocks = floordiv(axis.size + (BLOCK - 1), BLOCK)
         with b.loop(zero, b.dim(blocks), self._role(blocks)) as loop:
             low = b.mul(loop.index, b.dim(BLOCK))
-            self._emit_row((low, b.minimum(b.add(low, b.dim(BLOCK)), b.dim(axis.size))))
+            self._emit_row({}, (low, b.minimum(b.add(low, b.dim(BLOCK)), b.dim(axis.size))))
+
+    def _emit_side_by_side(self, zero: SSAValue, axis: Axis) -> None:
+        """Blocks of rows along an axis whose rows become lanes; within them everything else is serial."""
+        b, size = self.b, self.block
+        outer = [a for a in self.passes.rows if a is not axis]
+        blocks = floordiv(axis.size + (size - 1), size)
+        sizes = [*(a.size for a in outer), *([blocks] if blocks != 1 else [])]
+        count = product(sizes)
+        with b.loop(zero, b.dim(count), self._role(count)) as loop:
+            places = b.digits(loop.index, sizes)
+            self.index = dict(zip(outer, places))
+            low = zero if blocks == 1 else b.mul(places[-1], b.dim(size))
+            whole = isinstance(axis.size, int) and axis.size % size == 0
+            rows = b.dim(size) if whole else b.minimum(b.dim(size), b.binary(arith.SubiOp, b.dim(axis.size), low))
+            scratch = self._scratch()
+            with b.loop(zero, rows, "vector") as lanes:
+                self.index[self.lane] = lanes.index
+                self.index[axis] = lanes.index if blocks == 1 else b.add(low, lanes.index)
+                self._emit_row(scratch)
 
     def _emit_chunks(self, zero: SSAValue) -> None:
         b = self.b
         rows = product(a.size for a in self.passes.rows)
         with b.loop(zero, b.dim(self.chunks), "parallel" if self.chunks > 1 else "serial") as chunk:
             low, high = self._chunk_bounds(chunk.index, rows)
+            if self._narrow():
+                self._emit_narrow(low, high, chunk.index)
+                return
             if isinstance(rows, int) and rows <= ROWS * self.chunks:
                 self._emit_run(low, high)
             else:
@@ -152,6 +180,40 @@ class _Emitter(Evaluator):
                 for value in member.op.results:
                     width = self._width(member)
                     self._copy_accumulator(value, width, chunk.index)
+
+    def _narrow(self) -> bool:
+        """Whether sums of columns are all there is, over rows so short that their sums stay in registers."""
+        columns, reduces = self.passes.columns, [m for m in self.group.members if m.op.name == "graph.reduce"]
+        if len(columns) != 1 or not isinstance(columns[0].size, int) or columns[0].size > STRIP:
+            return False
+        return all(m in self.late and not is_full_reduction(m, self.passes) for m in reduces)
+
+    def _emit_narrow(self, low: SSAValue, high: SSAValue, chunk: SSAValue) -> None:
+        """Rows in [low, high), one after the other, under lanes that are the columns."""
+        b, (column,) = self.b, self.passes.columns
+        values = [v for m in self.late for v in m.op.results]
+        kinds = [self._kind(v) for v in values]
+        stores = [v for v in self.leaving if self.member(v).op.name == "graph.map" and v not in self.passes.ready]
+        row = Axis(floordiv(product(a.size for a in self.passes.rows) + (self.chunks - 1), self.chunks))
+        place: dict[Axis, SSAValue] = {}
+
+        def body(sums: Sequence[SSAValue]) -> list[SSAValue]:
+            self._set_rows(place[row])
+            self.index[column] = lanes.index
+            self.row_values, self.fetched = dict(numbers), set()
+            self._emit_row_maps(-1)
+            self.cache = dict(self.row_values)
+            for v, got in [(v, self.value(v)) for v in stores]:
+                self._keep(v, got, {})
+            found = [got for m in self.late for got in self.contribution(m)]
+            return [combine(b, kind, old, got) for kind, old, got in zip(kinds, sums, found, strict=True)]
+
+        numbers, self.saved = self.constants(), {}
+        with b.loop(b.dim(0), b.dim(column.size), "vector") as lanes:
+            start = [identity(b, kind, v.type.dtype) for kind, v in zip(kinds, values, strict=True)]  # type: ignore[attr-defined]
+            nest = SerialNest(b, place, kinds, body, sums_together(column, self.group.members))
+            for value, total in zip(values, nest.between([row], low, high, row.size, start), strict=True):
+                b.store(total, self.partials[value], [chunk, lanes.index], [column.size, 1])
 
     def _emit_run(self, low: SSAValue, high: SSAValue) -> None:
         """Rows in [low, high), added up in fresh accumulators."""
@@ -192,12 +254,17 @@ class _Emitter(Evaluator):
 
     # ---- one row
 
-    def _emit_row(self, bounds: tuple[SSAValue, SSAValue] | None = None) -> None:
+    def _scratch(self) -> dict[SSAValue, SSAValue]:
+        """Memory for the values that later passes read back."""
+        elements = product(a.size for a in self.passes.columns) * self.block
+        return {v: self.b.alloc(elements, v.type.dtype) for v in self.passes.buffered}  # type: ignore[attr-defined]
+
+    def _emit_row(
+        self, scratch: dict[SSAValue, SSAValue] | None = None, bounds: tuple[SSAValue, SSAValue] | None = None
+    ) -> None:
         self.row_values, self.saved, self.fetched = self.constants(), {}, set()
         self._emit_row_maps(-1)
-        scratch = {
-            v: self.b.alloc(product(a.size for a in self.passes.columns), v.type.dtype) for v in self.passes.buffered
-        }  # type: ignore[attr-defined]
+        scratch = self._scratch() if scratch is None else scratch
         for number in range(self.passes.count):
             self._emit_pass(number, scratch, bounds)
             self._emit_row_maps(number)
@@ -257,55 +324,11 @@ class _Emitter(Evaluator):
     def _nest(
         self, axes: Sequence[Axis], init: Sequence[SSAValue], kinds: Sequence[str], body: Callable, bounds
     ) -> Sequence[SSAValue]:
-        """Loops over the columns, the last as lanes; returns the carried values at the end."""
-        b = self.b
-        if not axes:
-            return body(list(init))
-        axis, rest = axes[0], axes[1:]
-        if rest:
-            if kinds and not (isinstance(axis.size, int) and axis.size <= 2 * RUN):
-                return self._nest_in_runs(axis, rest, init, kinds, body)
-            return self._nest_serial(axis, b.dim(0), b.dim(axis.size), rest, init, kinds, body, bounds)
-        if bounds is None and kinds and not (isinstance(axis.size, int) and axis.size <= 4 * BLOCK):
-            return self._blocked(axis, init, kinds, body)
-        low, high = bounds or (b.dim(0), b.dim(axis.size))
-        with b.loop(low, high, "vector", init, kinds) as loop:
-            self.index[axis] = loop.index
-            loop.yields = body(loop.carried)
-        return loop.results
-
-    def _nest_serial(
-        self, axis: Axis, low: SSAValue, high: SSAValue, rest: Sequence[Axis], init, kinds, body: Callable, bounds
-    ) -> Sequence[SSAValue]:
-        with self.b.loop(low, high, "serial", init, kinds) as loop:
-            self.index[axis] = loop.index
-            loop.yields = self._nest(rest, loop.carried, kinds, body, bounds)
-        return loop.results
-
-    def _nest_in_runs(self, axis: Axis, rest: Sequence[Axis], init, kinds, body: Callable) -> Sequence[SSAValue]:
-        """A long outer loop of a reduction as a sum of sums of runs."""
-        b = self.b
-        fresh = [identity(b, k, v.type) for k, v in zip(kinds, init)]
-        with b.loop(b.dim(0), b.dim(floordiv(axis.size + (RUN - 1), RUN)), "serial", init, kinds) as run:
-            low = b.mul(run.index, b.dim(RUN))
-            high = b.minimum(b.add(low, b.dim(RUN)), b.dim(axis.size))
-            got = self._nest_serial(axis, low, high, rest, fresh, kinds, body, None)
-            run.yields = [combine(b, k, old, v) for k, old, v in zip(kinds, run.carried, got)]
-        return run.results
-
-    def _blocked(
-        self, axis: Axis, init: Sequence[SSAValue], kinds: Sequence[str], body: Callable
-    ) -> Sequence[SSAValue]:
-        """A long reduction as a sum of sums of blocks, which bounds the rounding error by the number of blocks."""
-        b = self.b
-        with b.loop(b.dim(0), b.dim(floordiv(axis.size + (BLOCK - 1), BLOCK)), "serial", init, kinds) as block:
-            low = b.mul(block.index, b.dim(BLOCK))
-            high = b.minimum(b.add(low, b.dim(BLOCK)), b.dim(axis.size))
-            with b.loop(low, high, "vector", block.carried, kinds) as loop:
-                self.index[axis] = loop.index
-                loop.yields = body(loop.carried)
-            block.yields = loop.results
-        return block.results
+        """Loops over the columns, the last as lanes unless rows are; returns the carried values at the end."""
+        if self.passes.lanes is not None:
+            sums = sums_together(self.passes.lanes, self.group.members)
+            return SerialNest(self.b, self.index, kinds, body, sums).emit(axes, init)
+        return LaneNest(self.b, self.index, kinds, body).emit(axes, init, bounds)
 
     # ---- storing
 
@@ -317,8 +340,9 @@ class _Emitter(Evaluator):
             self.b.store(got, self.buffer[value], *self.address(self.member(value).writes), streams=streams)
 
     def _column_strides(self) -> Strides:
-        table: Strides = {}
-        running: Dim = 1
+        side_by_side = self.passes.lanes is not None
+        table: Strides = {self.lane: 1} if side_by_side else {}
+        running: Dim = self.block
         for axis in reversed(self.passes.columns):
             table[axis] = running
             running = running * axis.size

@@ -12,16 +12,23 @@ from xdsl.ir import SSAValue
 
 from luban.compiler.ir import graph
 from luban.compiler.lowering.bodies import is_expensive, uses_index
+from luban.compiler.lowering.lanes import lane_axis
 from luban.compiler.passes.graph.grouping import Group, join, open_group
 from luban.compiler.passes.graph.placement import Axis, Member
 from luban.symbolic import product
 
+KEPT_COLUMNS = (
+    1024  # elements of a row of which a strip of rows side by side can be kept in scratch (256 KB in float32)
+)
 MIN_COLUMNS = 512  # fewer elements in a row than this do not pay for a row's bookkeeping
 
 
 @dataclass
 class Passes:
-    """Members by role; `level[m]` is the pass in which a full member can first be computed."""
+    """Members by role; `level[m]` is the pass in which a full member can first be computed.
+
+    `lanes` is the row axis that runs innermost, as lanes, where there is one: the columns are serial loops then.
+    """
 
     rows: list[Axis]
     columns: list[Axis]
@@ -31,6 +38,7 @@ class Passes:
     )  # row value -> the pass after which it is known (-1: before)
     count: int = 1
     buffered: set[SSAValue] = field(default_factory=set)  # full values kept in scratch for later passes
+    lanes: Axis | None = None
 
 
 def place_group(op: graph.GroupOp) -> Group:
@@ -50,9 +58,11 @@ def schedule(group: Group, leaving: set[SSAValue]) -> Passes:
     _merge(group)
     columns = [a for a in group.axes if a in (group.columns or []) and a.size != 1]
     rows = [a for a in group.axes if a not in (group.columns or []) and a.size != 1]
-    passes = Passes(rows, columns)
+    passes = Passes(rows, columns, lanes=lane_axis(group, rows, columns, leaving))
     _assign_levels(group, passes)
-    _choose_buffered(group, passes, leaving)
+    size = product(a.size for a in columns)
+    if passes.lanes is None or (isinstance(size, int) and size <= KEPT_COLUMNS):
+        _choose_buffered(group, passes, leaving)
     return passes
 
 

@@ -35,7 +35,7 @@ def streamed(
 ) -> set[SSAValue]:
     """The values among those that leave whose stores stream: large, written along the lanes, not read in a later pass."""
     results = dict(zip(op.body.block.last_op.operands, op.results, strict=True))  # type: ignore[union-attr]
-    inner = passes.columns[-1] if passes.columns else None
+    inner = passes.lanes or (passes.columns[-1] if passes.columns else None)
     found = set()
     for value in leaving:
         member = group.produced[value]

@@ -30,6 +30,9 @@ CASES = {
     "softmax": (lambda x: F.softmax(x, -1) ** 2, [(70, 300)]),
     "softmax of short rows": (lambda x: F.softmax(x, -1) ** 2, [(9, 5)]),
     "log softmax of an outer dimension": (lambda x: F.log_softmax(x, 0) ** 2, [(12, 40)]),
+    "log softmax of a middle dimension": (lambda x: F.log_softmax(x, 1) ** 2, [(5, 40, 48)]),
+    "sum of a middle dimension": (lambda x: (x * x).sum(1), [(4, 70, 300)]),
+    "norm over a middle dimension": (lambda x: x / (x.exp().sum(1, keepdim=True) + x.exp()), [(3, 9, 70)]),
     "layer norm": (layer_norm, [(90, 384), (384,), (384,)]),
     "layer norm of many rows": (layer_norm, [(200, 64), (64,), (64,)]),
     "gelu": (lambda x, b: F.gelu(x + b) ** 2, [(60, 300), (300,)]),
@@ -56,7 +59,7 @@ def test_against_torch(tr, name, target):
             np.testing.assert_allclose(g, o, rtol=2e-4, atol=2e-6 * scale)
 
 
-@pytest.mark.parametrize("name", ["softmax", "layer norm", "gelu"])
+@pytest.mark.parametrize("name", ["softmax", "log softmax of a middle dimension", "layer norm", "gelu"])
 def test_symbolic_sizes(tr, name):
     """Sizes come at launch; rows of unknown length are walked block by block."""
     fn, shapes = CASES[name]

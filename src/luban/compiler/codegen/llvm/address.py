@@ -79,7 +79,15 @@ def shifted(ctx: Context, pointer: str, ty: str, elements: int) -> str:
 
 
 def _pointer(ctx: Context, base: str, ty: str, terms: list[Uniform]) -> str:
-    """base + the sum of the terms, outermost first, so that what an inner loop does not change can move out of it."""
+    """base + the sum of the terms, outermost first, so that what an inner loop does not change can move out of it.
+
+    On x86 a number comes last: an instruction takes it for nothing, while a pointer for each of many numbers (the taps of a
+    depthwise convolution) lives outside of the loop, on the stack, and is read again for every use.
+    """
+    number = 0
+    if ctx.target.triple.startswith("x86_64") and any(term.depth > 0 for term in terms):
+        number = sum(int(term.number) for term in terms if term.number is not None)
+        terms = [term for term in terms if term.number is None]
     depths = sorted({term.depth for term in terms})
     for depth in depths:
         total = constant("i64", 0)
@@ -89,6 +97,9 @@ def _pointer(ctx: Context, base: str, ty: str, terms: list[Uniform]) -> str:
         if total.number != 0:
             with at_depth(ctx, depth) as fn:
                 base = fn.op(f"getelementptr {ty}, ptr {base}, i64 {total.text}")
+    if number:
+        with at_depth(ctx, depths[-1]) as fn:
+            base = fn.op(f"getelementptr {ty}, ptr {base}, i64 {number}")
     return base
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from luban.compiler.codegen.llvm.context import Context, at_entry, dim_value, emits
+from luban.compiler.codegen.llvm.context import Context, at_entry, buffer_of, dim_value, emits
 from luban.compiler.codegen.llvm.values import BYTES, Buffer, memory_type, scalar_type
 from luban.errors import ConfigError
 
@@ -25,6 +25,11 @@ def _alloc(ctx: Context, op: Any) -> None:
     else:
         pointer = _from_heap(ctx, dim_value(ctx, elements).text, size)
     ctx.values[op.buffer] = Buffer(ty, pointer)
+
+
+@emits("tile.pairs")
+def _pairs(ctx: Context, op: Any) -> None:
+    ctx.values[op.buffer] = Buffer(scalar_type(op.buffer.type), buffer_of(ctx, op.source).pointer)
 
 
 def _from_heap(ctx: Context, elements: str, size: int) -> str:

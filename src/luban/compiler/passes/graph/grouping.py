@@ -22,9 +22,10 @@ from luban.compiler.passes.graph.placement import (
     spread,
     start,
 )
-from luban.symbolic import Dim, product
+from luban.symbolic import Dim, divide_exact, product
 
 MAX_MEMBERS = 48  # beyond this, live scalars outgrow the registers of every target
+MANY_ROWS = 1024  # rows beside each other that need not be cut into chunks to keep threads busy
 MAX_COLUMN_ELEMENTS = 16384  # a column accumulator a chunk must stay in a first- or second-level cache
 LOOPS = ("graph.map", "graph.reduce")
 ATTENTION = ("graph.attention", "graph.attention_backward")
@@ -293,6 +294,9 @@ def _role_fits(group: Group, member: Member, matcher: Matcher) -> bool:
     outer = {a for a in matcher.axes if a.size != 1} - inner
     if reduced == inner:
         return True
+    by_rows = [m for m in group.members if m.op.name == "graph.reduce" and m.op.results[0] not in group.late]
+    if any(_keeps_neighbours(m) for m in by_rows):
+        return False  # rows lie side by side as lanes, which leaves no place to add up columns
     argument = any(k.data.startswith("arg") for k in member.op.properties["kinds"].data)  # type: ignore[union-attr]
     return not argument and reduced in (outer, inner | outer) and _small(inner)
 
@@ -314,11 +318,43 @@ def _small(axes: set[Axis]) -> bool:
 
 
 def _is_row_reduction(axes: list[Axis], member: Member) -> bool:
-    """A reduction is over rows' elements when it covers the axis along which its data are contiguous."""
-    unit = [a for r in member.reads if r is not None for a, s in r[0].items() if s == 1]
-    if unit:
-        return unit[0] in member.reduced
-    return bool(axes) and axes[-1] in member.reduced
+    """Whether each row is reduced by itself: its elements are neighbours in memory, or there are rows enough around them.
+
+    What remains is a column reduction, which adds up whole rows: there the outermost axis is reduced.
+    """
+    table = _neighbourly(member)
+    if table is None:
+        return bool(axes) and axes[-1] in member.reduced
+    return not _keeps_neighbours(member) or _has_rows_around(member, table)
+
+
+def _neighbourly(member: Member) -> Strides | None:
+    """The first read along some axis of which elements are neighbours."""
+    return next((r[0] for r in member.reads if r is not None and 1 in r[0].values()), None)
+
+
+def _keeps_neighbours(member: Member) -> bool:
+    """Whether the axis along which a reduction's data are contiguous is one that it keeps."""
+    table = _neighbourly(member)
+    return table is not None and next(a for a, s in table.items() if s == 1) not in member.reduced
+
+
+def _has_rows_around(member: Member, table: Strides) -> bool:
+    """Whether a kept axis lies outside of a reduced one, with rows enough to keep lanes and threads busy, or too many."""
+    kept = [a for dims in member.axes for a in dims if a not in member.reduced and a.size != 1]
+    rows, length = product(a.size for a in kept), product(a.size for a in member.reduced)
+    if isinstance(rows, int) and rows > MAX_COLUMN_ELEMENTS:
+        return True  # a row of sums would not stay in a cache
+    few = isinstance(rows, int) and rows < MANY_ROWS and not (isinstance(length, int) and length < MANY_ROWS)
+    inner = [table[r] for r in member.reduced if r in table]
+    return not few and any(_is_longer(table[k], step) for k in kept if k in table for step in inner)
+
+
+def _is_longer(a: Dim, b: Dim) -> bool:
+    """Whether one step through memory is known to be longer than another."""
+    if isinstance(a, int) and isinstance(b, int):
+        return abs(a) > abs(b)
+    return a != b and divide_exact(a, b) is not None
 
 
 def _decide_columns(group: Group, member: Member) -> None:

@@ -43,7 +43,7 @@ def forward(cx: Builder, x: View, w: View, g: Geometry, space: Sequence[Dim], dt
     """(N, C, ...) by (O, C / groups, ...): batch (N, groups), m (O / groups), n space, k (C / groups, kernel)."""
     outer, inner = w.shape[0] // g.groups, w.shape[1]
     kernel, window = w.shape[2:], None
-    if _windowed(x, w, space, g.groups):
+    if _windowed(x, w, space, (outer, inner) == (1, 1)):
         x = cx.dense(x)
         window = Window(tuple(x.shape[2:]), tuple(g.stride), tuple(g.dilation), tuple(g.padding))  # type: ignore[arg-type]
     padded = _padded(cx, x, g, window)
@@ -57,14 +57,19 @@ def forward(cx: Builder, x: View, w: View, g: Geometry, space: Sequence[Dim], dt
     return cx.reshape(made, (x.shape[0], w.shape[0], *space))
 
 
-def _windowed(x: View, w: View, space: Sequence[Dim], groups: int) -> bool:
-    """Whether the contraction itself reads the padding: all sizes are numbers, more than one product a channel is summed
-    and the matrices hold float32 or float64 in full precision.
+def _windowed(x: View, w: View, space: Sequence[Dim], depthwise: bool) -> bool:
+    """Whether the contraction itself reads the padding: all sizes are numbers, and the matrices hold float32 or float64 in
+    full precision or, where a channel has but one of them, any float.
     """
     sizes = (*x.shape[1:], *w.shape, *space)
     known = all(isinstance(n, int) and n > 0 for n in sizes)
-    exact = x.dtype is torch.float64 or (x.dtype is torch.float32 and torch.get_float32_matmul_precision() == "highest")
-    return known and exact and (w.shape[0] // groups, w.shape[1]) != (1, 1)
+    return known and (depthwise or _exact(x.dtype))
+
+
+def _exact(dtype: torch.dtype) -> bool:
+    """Whether products of this type need all of its digits."""
+    highest = torch.get_float32_matmul_precision() == "highest"
+    return dtype is torch.float64 or (dtype is torch.float32 and highest)
 
 
 def _padded(cx: Builder, x: View, g: Geometry, window: Window | None) -> View:
@@ -82,7 +87,9 @@ def backward_input(cx: Builder, grad: View, w: View, g: Geometry, space: Sequenc
     outer, inner = w.shape[0] // g.groups, w.shape[1]
     kernel = w.shape[2:]
     reach = [(k - 1) * d for k, d in zip(kernel, g.dilation)]  # type: ignore[operator]
-    if _windowed(grad, w, space, g.groups) and all(s == 1 or d == 1 for s, d in zip(g.stride, g.dilation)):
+    if _windowed(grad, w, space, (outer, inner) == (1, 1)) and all(
+        s == 1 or d == 1 for s, d in zip(g.stride, g.dilation)
+    ):
         return _interleaved(cx, grad, w, g, space, dtype)
     spread = _spread(cx, grad, g, space, reach)
     gs, ws = spread.strides, w.strides
@@ -189,7 +196,7 @@ def backward_weight(cx: Builder, grad: View, x: View, shape: Sequence[Dim], g: G
     """The gradient of weights of a shape: batch (groups), m (O / groups), n (C / groups, kernel), k (N, space)."""
     outer, inner = shape[0] // g.groups, shape[1]  # type: ignore[operator]
     window = None
-    if _windowed(x, grad, shape, g.groups) and (outer, inner) != (1, 1):
+    if _windowed(x, grad, shape, (outer, inner) == (1, 1)):
         x = cx.dense(x)
         window = Window(tuple(x.shape[2:]), tuple(g.dilation), tuple(g.stride), tuple(g.padding))  # type: ignore[arg-type]
     padded = _padded(cx, x, g, window)
