@@ -42,6 +42,8 @@ CHOICES = {
     "two apart": ((5, 6, 7, 48), (0, 2), [48]),
     "batch norm's": ((16, 64, 9, 9), (0, 2, 3), [None]),
     "few long rows": ((2, 4000, 16), 1, [None]),
+    "long and narrow rows": ((20, 1500, 2), 1, [None]),
+    "long rows": ((20, 1500, 16), 1, [16]),
 }
 
 

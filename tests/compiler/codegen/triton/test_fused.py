@@ -32,6 +32,7 @@ CASES = {
     "log softmax of an outer dimension": (lambda x: F.log_softmax(x, 0) ** 2, [(12, 40)]),
     "log softmax of a middle dimension": (lambda x: F.log_softmax(x, 1) ** 2, [(5, 40, 48)]),
     "sum of a middle dimension": (lambda x: (x * x).sum(1), [(4, 70, 300)]),
+    "sum of columns of short rows": (lambda x: (x * x).sum(0), [(9000, 9)]),
     "norm over a middle dimension": (lambda x: x / (x.exp().sum(1, keepdim=True) + x.exp()), [(3, 9, 70)]),
     "layer norm": (layer_norm, [(90, 384), (384,), (384,)]),
     "layer norm of many rows": (layer_norm, [(200, 64), (64,), (64,)]),

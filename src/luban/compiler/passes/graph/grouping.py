@@ -25,7 +25,8 @@ from luban.compiler.passes.graph.placement import (
 from luban.symbolic import Dim, divide_exact, product
 
 MAX_MEMBERS = 48  # beyond this, live scalars outgrow the registers of every target
-MANY_ROWS = 1024  # rows beside each other that need not be cut into chunks to keep threads busy
+MANY_ROWS = 1024  # rows that keep threads busy; where fewer are as long as this, their elements are cut into chunks
+MANY_BLOCKS = 16  # blocks of rows side by side that keep threads busy, however few rows they hold
 MAX_COLUMN_ELEMENTS = 16384  # a column accumulator a chunk must stay in a first- or second-level cache
 LOOPS = ("graph.map", "graph.reduce")
 ATTENTION = ("graph.attention", "graph.attention_backward")
@@ -340,12 +341,14 @@ def _keeps_neighbours(member: Member) -> bool:
 
 
 def _has_rows_around(member: Member, table: Strides) -> bool:
-    """Whether a kept axis lies outside of a reduced one, with rows enough to keep lanes and threads busy, or too many."""
+    """Whether a kept axis lies outside of a reduced one, with rows enough to keep threads busy, or too many."""
     kept = [a for dims in member.axes for a in dims if a not in member.reduced and a.size != 1]
     rows, length = product(a.size for a in kept), product(a.size for a in member.reduced)
     if isinstance(rows, int) and rows > MAX_COLUMN_ELEMENTS:
         return True  # a row of sums would not stay in a cache
-    few = isinstance(rows, int) and rows < MANY_ROWS and not (isinstance(length, int) and length < MANY_ROWS)
+    outer = product(a.size for a in kept if table.get(a, 0) != 1)
+    few = isinstance(rows, int) and isinstance(outer, int) and rows < MANY_ROWS and outer < MANY_BLOCKS
+    few = few and not (isinstance(length, int) and length < MANY_ROWS)
     inner = [table[r] for r in member.reduced if r in table]
     return not few and any(_is_longer(table[k], step) for k in kept if k in table for step in inner)
 
