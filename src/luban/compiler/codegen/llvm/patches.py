@@ -21,7 +21,7 @@ def _patches(ctx: Context, op: Any) -> None:
     spec = PatchSpec(
         type=source.type,
         lanes=max(1, ctx.target.vector_bits // (64 if source.type == "double" else 32)),
-        points=(0, *op.points.data[1:]),
+        points=op.points.data if len(op.points.data) == 1 else (0, *op.points.data[1:]),
         point_strides=op.point_strides.data,
         taps=op.taps.data,
         tap_strides=op.tap_strides.data,
