@@ -43,6 +43,10 @@ class Program:
             found[name] = int(example if source[0] == "input" else example.shape[source[2]])
         return found
 
+    def operations(self) -> set[str]:
+        """Names of the operations in the kernels."""
+        return {op.name for lowered, _, _ in self.kernels.calls for op in lowered.kernel.walk()}
+
     def run(self, how: str, target: targets.Target) -> list[np.ndarray]:
         """The outputs, as flat arrays: "triton" in Triton's interpreter, "tile" in Luban's."""
         symbols = self.symbols()
