@@ -15,7 +15,7 @@ from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.fx import GraphModule
 
-from luban.compiler.frontend.compile_fx import compile_fx
+from luban.compiler.frontend.compile_fx import CompiledGraph, compile_fx
 from luban.compiler.frontend.equal_values import merge_equal_values
 from luban.compiler.frontend.fallback import compile_with_fallback
 from luban.compiler.frontend.frames import watch
@@ -141,6 +141,8 @@ def _compile_part(
     saved_from = _user_outputs() if part == "forward" else None
     run = compile_fx if options["fallback"] == "error" else compile_with_fallback
     compiled = run(gm, options["target"], part, saved_from)
+    if part == "backward" and isinstance(compiled, CompiledGraph):
+        compiled.donate(_take_donated())
     return _boxed(compiled if tangents is None else tangents.backward(gm, compiled))
 
 
@@ -161,6 +163,19 @@ def _boxed(compiled: Callable[[list], Sequence[Any]]) -> Callable[[list], Sequen
 
     call._boxed_call = True  # type: ignore[attr-defined]
     return call
+
+
+def _take_donated() -> list[int]:
+    """The backward's inputs that only it can see.
+
+    AOTAutograd forgets them: it refuses any later backward that keeps the graph, and ours looks at each call.
+    """
+    context = torch._guards.TracingContext.try_get()
+    metadata = context.fw_metadata if context is not None else None
+    if metadata is None:
+        return []
+    found, metadata.bw_donated_idxs = metadata.bw_donated_idxs or [], []
+    return found
 
 
 def _user_outputs() -> int | None:
