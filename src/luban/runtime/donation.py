@@ -25,6 +25,7 @@ from luban.runtime.program import ALIGN, Plan
 _HELD = (
     3  # references to an input inside of `_blocks`: the list of inputs, the loop's variable and getrefcount's argument
 )
+_LEAST = 4 << 20  # bytes of inputs below which looking (1.6 us an input) is not worth it
 _FILLED = 0.5  # of a block must be used: whoever holds one of the results holds all of it
 
 _kept_for_another = torch._C._autograd._get_current_graph_task_keep_graph  # True outside of a backward, too
@@ -53,7 +54,7 @@ class Donation:
         self._chosen: dict[Layout, tuple[Place, ...]] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._inputs and self._outputs)
+        return bool(self._outputs) and sum(size for size, _ in self._inputs.values()) >= _LEAST
 
     def places(self, inputs: Sequence[Any]) -> list[tuple[int, pools.Block, int]]:
         """(output, block, first byte there) for the results of this call that take over memory."""
