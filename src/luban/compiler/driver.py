@@ -123,6 +123,7 @@ def emit_text(
     module = Module()
     for lowered in kernels.unique.values():
         emit_kernel(module, lowered.kernel, target)
+    _note_uses(kernels, places, metadata)
     calls = []
     checks = NanChecks(places, detect_nan)
     first = checks.of_inputs(func, metadata)
@@ -198,6 +199,28 @@ def _place_values(
             places[value] = ("temp", len(lives), 0)
             lives.append(Life(sizes[value], begin, last[value]))
     return places, lives
+
+
+def _note_uses(kernels: Kernels, places: dict[Any, Operand], metadata: dict[str, Any]) -> None:
+    """Writes into the metadata the last kernel that touches each input and the first that touches each output.
+
+    A kernel counts by its position; an input that none touches has -1.
+    """
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for number, (_, inputs, outputs) in enumerate(kernels.calls):
+        for kind, position, _ in (places[v] for v in (*inputs, *outputs)):
+            if kind == "arg":
+                first.setdefault(position, number)
+                last[position] = number
+    count = len(metadata["inputs"])
+    metadata["inputs"] = [
+        {**e, "last": last.get(i, -1)} if e["kind"] == "tensor" else e for i, e in enumerate(metadata["inputs"])
+    ]
+    metadata["outputs"] = [
+        {**e, "first": first[count + i]} if e["kind"] == "buffer" and count + i in first else e
+        for i, e in enumerate(metadata["outputs"])
+    ]
 
 
 def _taken_over(kernels: Kernels, places: dict[Any, Operand], last: dict[Any, int]) -> dict[SSAValue, SSAValue]:

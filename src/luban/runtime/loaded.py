@@ -50,6 +50,7 @@ class LoadedProgram:
         self._plans: dict[tuple[int, ...], Plan] = {}
         self._facts: dict[bytes, list[dict[str, Any]]] = {}
         self._sources = self.signature.sources
+        self.donated: frozenset[int] = frozenset()  # inputs whose memory the results may take, see donation.py
         self.parallel = b"GOMP_parallel" in program.object  # the name stands in the symbol table of code that calls it
 
     def __call__(self, inputs: Sequence) -> list:
@@ -61,6 +62,16 @@ class LoadedProgram:
         from luban.runtime.torch_call import TorchCall
 
         return TorchCall(self)
+
+    def donated_inputs(self) -> dict[int, int]:
+        """Donated inputs that no result is a window on, with the position of their last kernel."""
+        shown = {entry.get("input") for entry in self.signature.outputs if entry["kind"] == "alias"}
+        entries = enumerate(self.signature.inputs)
+        return {i: e["last"] for i, e in entries if i in self.donated and i not in shown and "last" in e}
+
+    def first_writers(self) -> dict[int, int]:
+        """Results of memory of their own, with the position of the first kernel that writes them."""
+        return {i: e["first"] for i, e in enumerate(self.signature.outputs) if e["kind"] == "buffer" and "first" in e}
 
     def native(self) -> Callable[..., int] | None:
         """The program's call without ctypes (see `native_call`), or None."""

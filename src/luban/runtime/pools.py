@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 import sys
 from collections import deque
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -42,7 +43,7 @@ empty = getattr(_guards, "_empty_strided_cpu", _empty_slow)
 class Block:
     """One storage: its address, size class and a base tensor for each dtype it was used with."""
 
-    __slots__ = ("address", "size", "last_call", "storage", "storage_id", "bases", "owner", "quiet")
+    __slots__ = ("address", "size", "last_call", "storage", "storage_id", "bases", "owner", "quiet", "__weakref__")
 
     def __init__(self, mapping: mmap.mmap, offset: int, size: int):
         with torch.inference_mode(False):
@@ -70,6 +71,11 @@ class Block:
         """True when nobody but the pool holds the storage: as many holders as when the block was made."""
         return (_use_count(self.storage_id), sys.getrefcount(self.storage)) == self.quiet
 
+    def held_by(self, tensors: int) -> bool:
+        """True when nobody but the pool and so many tensors holds the storage."""
+        count, references = self.quiet
+        return self._holders() == (count + tensors, references)
+
     def _holders(self) -> tuple[int, int]:
         return _use_count(self.storage_id), sys.getrefcount(self.storage)
 
@@ -86,6 +92,9 @@ class OutputPool:
 
     def __init__(self) -> None:
         self.queues: dict[int, deque[Block]] = {}
+        self.saved: WeakValueDictionary[int, Block] = (
+            WeakValueDictionary()
+        )  # blocks of kept values, by their storage's id
         self.calls = 0
         self._fresh = 0
         self._chunk: tuple[mmap.mmap, int, int] | None = None

@@ -79,8 +79,8 @@ class Plan:
     """Everything of a call that depends only on the symbols' values.
 
     `inputs` holds the tensor inputs in order. The output lists hold (output position, ...): `own` and `saved` tensors
-    (the latter with their byte offset in a slab of `slab_bytes`), `aliases` (position, source: input i or output ~i, tensor, offset
-    in elements from the input's first).
+    (the latter with their byte offset among all of them, `slab_bytes` in sum), `aliases` (position, source: input i or
+    output ~i, tensor, offset in elements from the input's first).
     `template` has a value for each output: the symbol's value, or None where a tensor comes.
     """
 

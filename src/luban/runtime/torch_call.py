@@ -11,11 +11,14 @@ import torch
 
 from luban import events
 from luban.errors import ConfigError
-from luban.runtime import arena, native_call, pools, threads
+from luban.runtime import arena, donation, native_call, pools, threads
 from luban.runtime.program import ITEM_BYTES, Plan, Tensor
 
 if TYPE_CHECKING:
     from luban.runtime.loaded import LoadedProgram
+
+_SLAB = 16 << 20  # bytes of kept values in one block
+Saved = Sequence[tuple[int, Tensor, int]]
 
 _DTYPES = {name: getattr(torch, name) for name in ITEM_BYTES}
 _shape, _dtype, _is_cpu = attrgetter("shape"), attrgetter("dtype"), attrgetter("is_cpu")
@@ -25,23 +28,18 @@ _data_ptr, _stride, _is_neg = torch.Tensor.data_ptr, torch.Tensor.stride, torch.
 class _Prepared:
     """A plan in torch's terms: what the inputs must be, and how each output is made."""
 
-    __slots__ = ("plan", "about", "shapes", "strides", "small", "own", "saved", "slab", "same", "aliases")
+    __slots__ = ("plan", "about", "shapes", "strides", "small", "own", "saved", "same", "aliases", "donation")
 
     def __init__(self, plan: Plan, positions: Sequence[int], about: native_call.Description | None):
         self.plan, self.about = plan, about
         self.shapes = [t.shape for t in plan.inputs]
         self.strides = [t.strides for t in plan.inputs]
         made = [(i, _DTYPES[t.dtype], t.shape, t.strides, t.bytes, t.offset) for i, t in plan.own]
-        slab = pools.size_class(plan.slab_bytes)
         if plan.slab_bytes < pools.SMALL:
             made += [(i, _DTYPES[t.dtype], t.shape, t.strides, t.bytes, t.offset) for i, t, _ in plan.saved]
-            self.saved, self.slab = [], 0
+            self.saved = []
         else:
-            self.saved = [
-                (i, _DTYPES[t.dtype], t.shape, t.strides, at, at // ITEM_BYTES[t.dtype] + t.offset)
-                for i, t, at in plan.saved
-            ]
-            self.slab = slab
+            self.saved = [_slab(part) for part in _parts(plan.saved)]
         plain = {i for i, t in (*plan.own, *((i, t) for i, t, _ in plan.saved)) if t.bytes < pools.SMALL and _fills(t)}
         self.small = [entry[:4] for entry in made if entry[0] in plain]
         self.own = [(i, d, s, st, pools.size_class(n), o) for i, d, s, st, n, o in made if i not in plain]
@@ -49,6 +47,28 @@ class _Prepared:
         self.same = [(i, j) for i, j, t, offset in plan.aliases if offset == 0 and _is_all_of(sources.get(j), t)]
         kept = {i for i, _ in self.same}
         self.aliases = [(i, j, t.shape, t.strides, offset) for i, j, t, offset in plan.aliases if i not in kept]
+        self.donation: donation.Donation | None = None
+
+
+def _parts(saved: Saved) -> Sequence[Saved]:
+    """Kept values in runs of at most _SLAB bytes, or one value that is larger: who holds one value holds all of its run."""
+    parts: list[list[tuple[int, Tensor, int]]] = []
+    for entry in saved:
+        _, t, at = entry
+        if not parts or at + t.bytes - parts[-1][0][2] > _SLAB:
+            parts.append([])
+        parts[-1].append(entry)
+    return parts
+
+
+def _slab(saved: Saved) -> tuple[int, list[tuple[int, torch.dtype, tuple[int, ...], tuple[int, ...], int, int]]]:
+    """The size of the block for a run of kept values; and output, dtype, sizes, strides, first byte and element of each."""
+    start, (_, last, end) = saved[0][2], saved[-1]
+    made = [
+        (i, _DTYPES[t.dtype], t.shape, t.strides, at - start, (at - start) // ITEM_BYTES[t.dtype] + t.offset)
+        for i, t, at in saved
+    ]
+    return pools.size_class(end + last.bytes - start), made
 
 
 def _is_all_of(source: Tensor | None, t: Tensor) -> bool:
@@ -132,7 +152,7 @@ class TorchCall:
             return None
         results = list(plan.template)
         given: list[Any] = [0] * self.outputs
-        self._allocate(ready, results, given)
+        self._allocate(ready, inputs, results, given)
         base = arena.address(plan.arena_bytes) if plan.arena_bytes else 0
         count = threads.num_threads() if self.parallel else 1
         status = self.native(about.address, base, count, *inputs, *given)
@@ -161,7 +181,7 @@ class TorchCall:
             self._check(inputs, ready)
         results = list(ready.plan.template)
         given: list[Any] = [0] * self.outputs
-        self._allocate(ready, results, given)
+        self._allocate(ready, inputs, results, given)
         addresses = [at if type(at) is int else at.data_ptr() for at in given]
         self.loaded.run(self.pack(*pointers, *addresses), ready.plan)
         self._alias(ready, inputs, results)
@@ -204,10 +224,14 @@ class TorchCall:
 
     def _ready(self, plan: Plan) -> _Prepared:
         kinds = [entry["kind"] for entry in self.loaded.signature.inputs]
-        return _Prepared(plan, self.positions, self.native and native_call.Description(plan, kinds, self.outputs))
+        ready = _Prepared(plan, self.positions, self.native and native_call.Description(plan, kinds, self.outputs))
+        last, first = self.loaded.donated_inputs(), self.loaded.first_writers()
+        found = donation.Donation(plan, self.positions, last, first)
+        ready.donation = found if found else None
+        return ready
 
     @staticmethod
-    def _allocate(ready: _Prepared, results: list, given: list) -> None:
+    def _allocate(ready: _Prepared, inputs: Sequence, results: list, given: list) -> None:
         """Makes the outputs: in `results` the tensors, in `given` where the program writes, an address or a tensor."""
         empty = pools.empty
         for i, dtype, shape, strides in ready.small:
@@ -217,15 +241,22 @@ class TorchCall:
         pool = pools.outputs
         view = pools.view
         pool.tick()
+        places = {i: (block, at) for i, block, at in ready.donation.places(inputs)} if ready.donation else {}
         for i, dtype, shape, strides, size, offset in ready.own:
+            if i in places:
+                block, at = places[i]
+                results[i] = view(block.base(dtype), shape, strides, at // dtype.itemsize + offset)
+                given[i] = block.address + at
+                continue
             block = pool.take(size)
             results[i] = view(block.base(dtype), shape, strides, offset)
             given[i] = block.address
             pool.give(block)
-        if ready.saved:
-            block = pool.take(ready.slab)
+        for size, made in ready.saved:
+            block = pool.take(size)
+            pool.saved[block.storage_id] = block
             start = block.address
-            for i, dtype, shape, strides, at, elements in ready.saved:
+            for i, dtype, shape, strides, at, elements in made:
                 results[i] = view(block.base(dtype), shape, strides, elements)
                 given[i] = start + at
             pool.give(block)

@@ -8,12 +8,15 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo import disable
+from torch._dynamo.utils import flatten_graph_inputs
 from torch._functorch import config
+from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.fx import GraphModule
 
-from luban.compiler.frontend.compile_fx import compile_fx
+from luban.compiler.frontend.compile_fx import CompiledGraph, compile_fx
+from luban.compiler.frontend.equal_values import merge_equal_values
 from luban.compiler.frontend.fallback import compile_with_fallback
 from luban.compiler.frontend.frames import watch
 from luban.compiler.frontend.kept_sums import keep_sums
@@ -47,15 +50,34 @@ def _compile(options: dict[str, Any] | None, gm: GraphModule, example_inputs: Se
         fuse_losses(gm)
     _give_idle_memory_back()
     tangents = Tangents()
-    backend = aot_autograd(
+    trace = partial(
+        _trace,
         fw_compiler=partial(compiler, "forward"),
-        bw_compiler=partial(compiler, "backward", tangents=tangents),
+        bw_compiler=_untraced(partial(compiler, "backward", tangents=tangents)),
         inference_compiler=partial(compiler, "inference"),
         partition_fn=_partition,
         decompositions=table(),
     )
     with _without_onednn():
-        return tangents.forward(backend(gm, example_inputs))
+        return tangents.forward(trace(gm, example_inputs))
+
+
+def _trace(gm: GraphModule, example_inputs: Sequence[Any], **compilers: Any) -> Callable:
+    """torch._dynamo.backends.common.aot_autograd without its import of Inductor's debugger (4 MB resident)."""
+    if any(isinstance(x, (list, tuple, dict)) for x in example_inputs):
+        return flatten_graph_inputs(gm, example_inputs, partial(_trace, **compilers))
+    return disable(aot_module_simplified(gm, example_inputs, **compilers), reason="it is compiled already")
+
+
+def _untraced(compiler: Callable) -> Callable:
+    """A compiler that Dynamo does not trace, nor what it makes: backwards run, and compile, inside of traced calls too."""
+
+    def compile_untraced(*args: Any) -> Callable:
+        made = disable(compiler, reason="a compiler")(*args)
+        return disable(made, reason="it is compiled already")
+
+    compile_untraced._is_wrapped_bw_compiler = True  # type: ignore[attr-defined]
+    return compile_untraced
 
 
 def _give_idle_memory_back() -> None:
@@ -86,7 +108,9 @@ def _partition(joint: GraphModule, inputs: Any, **arguments: Any) -> tuple[Graph
     """
     keep_sums(joint.graph)
     expose_norm_values(joint.graph)
+    merge_equal_values(joint.graph)
     with config.patch(
+        cse=False,
         ban_recompute_used_far_apart=False,
         ban_recompute_long_fusible_chains=False,
         ban_recompute_materialized_backward=False,
@@ -117,6 +141,8 @@ def _compile_part(
     saved_from = _user_outputs() if part == "forward" else None
     run = compile_fx if options["fallback"] == "error" else compile_with_fallback
     compiled = run(gm, options["target"], part, saved_from)
+    if part == "backward" and isinstance(compiled, CompiledGraph):
+        compiled.donate(_take_donated())
     return _boxed(compiled if tangents is None else tangents.backward(gm, compiled))
 
 
@@ -137,6 +163,19 @@ def _boxed(compiled: Callable[[list], Sequence[Any]]) -> Callable[[list], Sequen
 
     call._boxed_call = True  # type: ignore[attr-defined]
     return call
+
+
+def _take_donated() -> list[int]:
+    """The backward's inputs that only it can see.
+
+    AOTAutograd forgets them: it refuses any later backward that keeps the graph, and ours looks at each call.
+    """
+    context = torch._guards.TracingContext.try_get()
+    metadata = context.fw_metadata if context is not None else None
+    if metadata is None:
+        return []
+    found, metadata.bw_donated_idxs = metadata.bw_donated_idxs or [], []
+    return found
 
 
 def _user_outputs() -> int | None:
