@@ -69,6 +69,7 @@ builtin.module {
     %zero = arith.constant 0 : i64
     %f = arith.constant 0.0 : f32
     %t = "tile.alloc"() <{elements = #graph.dims<["s0*2"]>}> : () -> !tile.buf<bf16>
+    %pairs = "tile.pairs"(%t) : (!tile.buf<bf16>) -> !tile.buf<i32>
     "tile.for"(%zero, %s) <{role = "parallel", combines = []}> ({
     ^bb1(%i: i64):
       %n = "tile.dim"() <{value = #graph.dims<["mod(s0, 8)"]>}> : () -> i64
