@@ -72,12 +72,13 @@ def _trace(gm: GraphModule, example_inputs: Sequence[Any], **compilers: Any) -> 
 def _untraced(compiler: Callable) -> Callable:
     """A compiler that Dynamo does not trace, nor what it makes: backwards run, and compile, inside of traced calls too."""
 
-    def compile_untraced(*args: Any) -> Callable:
-        made = disable(compiler, reason="a compiler")(*args)
-        return disable(made, reason="it is compiled already")
+    def made_untraced(*args: Any) -> Callable:
+        return disable(compiler(*args), reason="it is compiled already")
 
-    compile_untraced._is_wrapped_bw_compiler = True  # type: ignore[attr-defined]
-    return compile_untraced
+    # the whole of it, at once: a backward compiles inside of frames that Dynamo looks at
+    untraced = disable(made_untraced, reason="a compiler")
+    untraced._is_wrapped_bw_compiler = True
+    return untraced
 
 
 def _give_idle_memory_back() -> None:
