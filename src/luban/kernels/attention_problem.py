@@ -135,13 +135,11 @@ class AttentionWriter(Evaluator):
             kept = [a for a in axes if a in self.group.axes]
             self.index.update(zip(kept, b.digits(index, [a.size for a in kept]), strict=True))
         self.cache = {own: self.narrow(value, own.type.dtype)}  # type: ignore[attr-defined]
-        for v in self.leaving:
-            if v in self.group.produced and source_of(self.group, v) is own:
-                b.store(self.value(v), self.buffer[v], *self.address(self.member(v).writes))
-            elif v is own:
-                sizes = own.type.shape[1:]  # type: ignore[attr-defined]
-                strides = (product(sizes), product(sizes[1:]), sizes[2], 1)
-                b.store(self.cache[own], self.buffer[v], list(at), list(strides))
+        self.store_values(v for v in self.leaving if v in self.group.produced and source_of(self.group, v) is own)
+        if own in self.leaving and own not in self.group.produced:
+            sizes = own.type.shape[1:]  # type: ignore[attr-defined]
+            strides = (product(sizes), product(sizes[1:]), sizes[2], 1)
+            b.store(self.cache[own], self.buffer[own], list(at), list(strides))
 
     def narrow(self, value: SSAValue, dtype: Attribute) -> SSAValue:
         """A float32 value rounded to an element type."""

@@ -1,68 +1,32 @@
-"""What the kernels of convolutions share: buffers, patches of the image, and the store with the maps fused into it."""
+"""What the kernels of convolutions share: patches of the image."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
-from xdsl.dialects import arith
 from xdsl.dialects.builtin import IntAttr
-from xdsl.ir import Attribute, SSAValue
+from xdsl.ir import SSAValue
 
 from luban.compiler.ir import tile
 from luban.compiler.ir.attributes import Dims
-from luban.compiler.lowering.builder import KernelBuilder
-from luban.compiler.lowering.evaluator import Evaluator
 from luban.compiler.lowering.registry import Request
 from luban.compiler.passes.graph.grouping import Group
+from luban.kernels.contraction_kernel import ContractionKernel
 from luban.kernels.convolution_problem import Convolution, Side
-from luban.symbolic import Dim
+from luban.symbolic import Dim, product
 
 
-class ConvolutionKernel(Evaluator):
-    """A kernel under construction."""
+class ConvolutionKernel(ContractionKernel):
+    """A convolution's kernel under construction."""
 
     def __init__(self, request: Request, group: Group, problem: Convolution, leaving: Sequence[SSAValue]):
-        inside = group.produced
-        self.external = list(dict.fromkeys(v for m in group.members for v in m.op.operands if v not in inside))
-        dtypes: list[Attribute] = [v.type.dtype for v in (*self.external, *leaving)]  # type: ignore[attr-defined]
-        builder = KernelBuilder(request.name, dtypes, request.symbols)
-        super().__init__(builder, group, dict(zip((*self.external, *leaving), builder.buffers, strict=True)))
-        self.problem, self.leaving, self.target = problem, leaving, request.target
-        self.result = group.members[0].op.results[0]
-        self.known: dict[object, SSAValue] = {}  # single numbers that maps of the store read, once a task begins
+        super().__init__(request, group, leaving)
+        self.problem = problem
 
-    def emit(self) -> None:
-        """Writes the kernel."""
-        raise NotImplementedError
-
-    def place(self, offset: Dim, terms: Sequence[tuple[SSAValue, Dim]]) -> SSAValue:
-        """offset + the sum of index * stride."""
-        b = self.b
-        base = b.dim(offset)
-        for index, stride in terms:
-            if stride != 0:
-                base = b.add(base, index if stride == 1 else b.mul(index, b.dim(stride)))
-        return base
-
-    def rest(self, size: Dim, start: SSAValue, most: int) -> SSAValue:
-        """min(size - start, most)."""
-        b = self.b
-        if isinstance(size, int) and size % most == 0:
-            return b.dim(most)
-        return b.minimum(b.binary(arith.SubiOp, b.dim(size), start), b.dim(most))
-
-    @contextmanager
-    def blocks(self, count: SSAValue, share: int, block: int) -> Iterator[tuple[SSAValue, SSAValue]]:
-        """The blocks of `count` rows or columns, at most `share`: where one starts and how much of it there is."""
-        b = self.b
-        if block >= share:
-            yield b.dim(0), count
-            return
-        more = b.add(count, b.dim(block - 1))
-        with b.loop(b.dim(0), b.binary(arith.DivUIOp, more, b.dim(block)), "serial") as step:
-            at = b.mul(step.index, b.dim(block))
-            yield at, b.minimum(b.binary(arith.SubiOp, count, at), b.dim(block))
+    @property
+    def products(self) -> Dim:
+        p = self.problem
+        return product((*p.batch, p.m, p.points.count, p.taps.count))
 
     def patches(
         self, base: SSAValue, first: SSAValue, count: SSAValue, taps: Side, panel: int, scratch: SSAValue
@@ -82,18 +46,3 @@ class ConvolutionKernel(Evaluator):
                 },
             )
         )
-
-    def store(self, value: SSAValue, batch: Sequence[SSAValue], row: SSAValue, column: SSAValue) -> None:
-        """What becomes of one sum: the maps of the group, and the stores of what leaves it."""
-        b, member = self.b, self.group.members[0]
-        self.index = {}
-        for index, axes in zip([*batch, row, column], member.axes, strict=True):
-            axes = [a for a in axes if a in self.group.axes]
-            self.index.update(zip(axes, b.digits(index, [a.size for a in axes]), strict=True))
-        dtype = self.result.type.dtype  # type: ignore[attr-defined]
-        if dtype != value.type:
-            exact, value = value, b.insert(arith.TruncFOp.create(operands=[value], result_types=[dtype]))
-            b.unrounded[value] = exact
-        self.cache = {**self.known, self.result: value}
-        for v in self.leaving:
-            b.store(self.value(v), self.buffer[v], *self.address(self.member(v).writes))

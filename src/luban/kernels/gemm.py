@@ -15,13 +15,10 @@ from xdsl.dialects import arith
 from xdsl.dialects.builtin import StringAttr
 from xdsl.ir import Attribute, Operation, SSAValue
 
-from luban.compiler.ir.dtypes import bytes_of
-from luban.compiler.lowering.builder import KernelBuilder
-from luban.compiler.lowering.evaluator import Evaluator
 from luban.compiler.lowering.registry import Lowered, Request
-from luban.compiler.lowering.schedule import merge_axes, place_group
 from luban.compiler.passes.graph.grouping import Group
 from luban.kernels import convolution
+from luban.kernels.contraction_kernel import ContractionKernel, lower_contraction
 from luban.kernels.dot_writer import Matrix, Passes, dot, pack_a, pack_b, packed_depth, panel_elements
 from luban.kernels.gemm_blocks import with_blocks
 from luban.kernels.gemm_schedule import GemmSchedule, Shape, choose, tile_of, turns
@@ -75,25 +72,7 @@ def lower(request: Request) -> Lowered:
     """The kernel of a contraction and the maps fused into its store."""
     if "window" in request.group.body.block.first_op.properties:  # type: ignore[union-attr]
         return convolution.lower(request)
-    group = place_group(request.group)
-    yields = request.group.body.block.last_op
-    leaving = list(dict.fromkeys(yields.operands))  # type: ignore[union-attr]
-    problem = problem_of(group.members[0].op)
-    merge_axes(group, lambda outer, inner: any(outer in axes and inner in axes for axes in group.members[0].axes))
-    writer = _Gemm(request, group, problem, leaving)
-    writer.emit()
-    results = {v: r for v, r in zip(yields.operands, request.group.results, strict=True)}  # type: ignore[union-attr]
-    outputs = tuple(results[v] for v in leaving)
-    points = product((*problem.batch, problem.m, problem.n, problem.k))
-    moved = [product(v.type.shape) * bytes_of(v.type.dtype) for v in (*writer.external, *outputs)]  # type: ignore[attr-defined]
-    return Lowered(
-        writer.b.finish(),
-        tuple(writer.external),
-        outputs,
-        (),
-        points * 2,
-        sum(moved),
-    )
+    return lower_contraction(request, _Gemm)
 
 
 def _rounded(size: int, multiple: int) -> int:
@@ -119,17 +98,12 @@ def problem_of(op: Operation) -> Problem:
     return Problem(tuple(domain[:nb]), m, n, k, left, right, op.multiplied, precision)  # type: ignore[attr-defined]
 
 
-class _Gemm(Evaluator):
+class _Gemm(ContractionKernel):
     """Writes the kernel. Tasks run over (batch, block of columns, block of rows)."""
 
-    def __init__(self, request: Request, group: Group, problem: Problem, leaving: Sequence[SSAValue]):
-        inside = group.produced
-        self.external = list(dict.fromkeys(v for m in group.members for v in m.op.operands if v not in inside))
-        dtypes: list[Attribute] = [v.type.dtype for v in (*self.external, *leaving)]  # type: ignore[attr-defined]
-        builder = KernelBuilder(request.name, dtypes, request.symbols)
-        super().__init__(builder, group, dict(zip((*self.external, *leaving), builder.buffers, strict=True)))
-        self.problem, self.leaving = problem, leaving
-        self.result = group.members[0].op.results[0]
+    def __init__(self, request: Request, group: Group, leaving: Sequence[SSAValue]):
+        super().__init__(request, group, leaving)
+        self.problem = problem = problem_of(group.members[0].op)
         tile = tile_of(request.target, problem.element, problem.precision, problem.signs)
         self.turned = request.tile_size is None and turns(request.target, problem.shape, tile, problem.held)
         if self.turned:
@@ -140,6 +114,11 @@ class _Gemm(Evaluator):
         )
         if request.tile_size is not None:
             self.schedule = with_blocks(self.schedule, shape, request.tile_size)
+
+    @property
+    def products(self) -> Dim:
+        p = self.problem
+        return product((*p.batch, p.m, p.n, p.k))
 
     # ---- tasks
 
@@ -152,8 +131,8 @@ class _Gemm(Evaluator):
             self._allocate()
             *batch, jb, ib = b.digits(task.index, counts)
             j0, i0 = b.mul(jb, b.dim(s.share_n)), b.mul(ib, b.dim(s.share_m))
-            columns = (j0, self._rest(p.n, j0, s.share_n), s.share_n, s.nc)
-            rows = (i0, self._rest(p.m, i0, s.share_m), s.share_m, s.mc)
+            columns = (j0, self.rest(p.n, j0, s.share_n), s.share_n, s.nc)
+            rows = (i0, self.rest(p.m, i0, s.share_m), s.share_m, s.mc)
             for_each = self._task_packed if self._one_pass else self._task
             for_each(batch, columns, rows)
 
@@ -162,24 +141,12 @@ class _Gemm(Evaluator):
         """Whether all of k is packed at once."""
         return isinstance(self.problem.k, int) and self.problem.k <= self.schedule.kc
 
-    def _rest(self, size: Dim, start: SSAValue, most: int) -> SSAValue:
-        b = self.b
-        if isinstance(size, int) and size % most == 0:
-            return b.dim(most)
-        return b.minimum(b.binary(arith.SubiOp, b.dim(size), start), b.dim(most))
-
     @contextmanager
     def _blocks(self, span: Span) -> Iterator[tuple[SSAValue, SSAValue]]:
         """The blocks of a share of rows or columns: where one starts and how much of it there is."""
         start, count, share, block = span
-        b = self.b
-        if block >= share:
-            yield start, count
-            return
-        more = b.add(count, b.dim(block - 1))
-        with b.loop(b.dim(0), b.binary(arith.DivUIOp, more, b.dim(block)), "serial") as step:
-            at = b.mul(step.index, b.dim(block))
-            yield b.add(start, at), b.minimum(b.binary(arith.SubiOp, count, at), b.dim(block))
+        with self.blocks(count, share, block) as (at, size):
+            yield start if block >= share else self.b.add(start, at), size
 
     def _task_packed(self, batch: list[SSAValue], columns: Span, rows: Span) -> None:
         """B's block is packed over all of k and stays in the second-level cache while the rows walk past."""
@@ -244,34 +211,11 @@ class _Gemm(Evaluator):
 
         def body(total: SSAValue, i: SSAValue, j: SSAValue) -> None:
             place = b.add(i0, i), b.add(j0, j)
-            self._epilogue(total, batch, *(reversed(place) if self.turned else place))
+            self.store(total, batch, *(reversed(place) if self.turned else place))
 
         dot(b, t, left, right, extents, body, passes)
 
     def _matrix(self, o: Operand, batch: list[SSAValue], start: SSAValue, k0: SSAValue) -> Matrix:
         """The operand from (start, k0) on, where it lies."""
-        b = self.b
-        base = b.dim(o.offset)
-        for index, stride in [*zip(batch, o.batch, strict=True), (start, o.outer), (k0, o.k)]:
-            if stride != 0:
-                base = b.add(base, index if stride == 1 else b.mul(index, b.dim(stride)))
-        return Matrix(self.buffer[o.value], base, o.outer, o.k, unsigned=o.unsigned)
-
-    # ---- the store
-
-    def _epilogue(self, value: SSAValue, batch: list[SSAValue], row: SSAValue, column: SSAValue) -> None:
-        b, member = self.b, self.group.members[0]
-        self.index = {}
-        for index, axes in zip([*batch, row, column], member.axes, strict=True):
-            axes = [a for a in axes if a in self.group.axes]
-            self.index.update(zip(axes, b.digits(index, [a.size for a in axes]), strict=True))
-        dtype = self.result.type.dtype  # type: ignore[attr-defined]
-        if dtype != value.type:
-            exact, value = value, b.insert(arith.TruncFOp.create(operands=[value], result_types=[dtype]))
-            b.unrounded[value] = exact
-        self.cache = {**self.known, self.result: value}
-        values = [
-            (v, self.value(v)) for v in self.leaving
-        ]  # all before the first store, which may overwrite what one reads
-        for v, got in values:
-            b.store(got, self.buffer[v], *self.address(self.member(v).writes))
+        terms = [*zip(batch, o.batch, strict=True), (start, o.outer), (k0, o.k)]
+        return Matrix(self.buffer[o.value], self.place(o.offset, terms), o.outer, o.k, unsigned=o.unsigned)

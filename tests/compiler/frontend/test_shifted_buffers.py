@@ -41,7 +41,32 @@ class Products(Shift):
         return (self.weight * x).sum()
 
 
-@pytest.mark.parametrize("kind, shape", [(Shift, (64,)), (Shift, (7, 33)), (Products, (48, 48))])
+class Convolutions(Shift):
+    """As `Products`, with the store of a convolution; `depthwise` has a kernel of its own."""
+
+    groups = 1
+
+    def __init__(self, names, shape, a_first):
+        super().__init__(names, shape, a_first)
+        self.register_buffer("filter", torch.randn(shape[1], shape[1] // self.groups, 3, 3))
+
+    def forward(self, x):
+        product = nn.functional.conv2d(x, self.filter, padding=1, groups=self.groups)
+        old = self.a.clone() + product
+        self.a.copy_(product.relu())
+        self.b.copy_(old)
+        return (self.weight * x).sum()
+
+
+class Depthwise(Convolutions):
+    groups = 4
+
+
+IMAGES = (2, 4, 12, 12)
+KINDS = [(Shift, (64,)), (Shift, (7, 33)), (Products, (48, 48)), (Convolutions, IMAGES), (Depthwise, IMAGES)]
+
+
+@pytest.mark.parametrize("kind, shape", KINDS)
 @pytest.mark.parametrize("names", ["ab", "ba"])
 @pytest.mark.parametrize("a_first", [True, False])
 def test_every_old_value_is_read_before_it_is_overwritten(kind, shape, names, a_first):

@@ -53,7 +53,7 @@ def _storage(node: Node) -> StorageWeakRef | None:
         return None
     try:
         return StorageWeakRef(value.untyped_storage())
-    except NotImplementedError:
+    except NotImplementedError:  # torch's answer for a tensor without memory of its own, such as a sparse one
         return None
 
 

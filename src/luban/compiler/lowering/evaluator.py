@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from xdsl.ir import SSAValue
 
 from luban.compiler.ir.dtypes import bytes_of
@@ -61,6 +63,12 @@ class Evaluator:
     def compute(self, member: Member) -> list[SSAValue]:
         args = [self._operand(v, read) for v, read in zip(member.op.operands, member.reads)]
         return copy_body(self.b, member.op, args, lambda d: self._dimension_index(member, d))
+
+    def store_values(self, values: Iterable[SSAValue]) -> None:
+        """Stores values of the group at the current point: all are computed before the first store, which may overwrite
+        what another one reads."""
+        for value, got in [(v, self.value(v)) for v in values]:
+            self.b.store(got, self.buffer[value], *self.address(self.member(value).writes))
 
     def contribution(self, member: Member) -> list[SSAValue]:
         """What a reduction adds at the current point."""
