@@ -145,8 +145,6 @@ def test_the_table_has_every_unit_and_level(loops):
     assert [(u["unit"], u["dtype"]) for u in table["compute"]] == list(loops.compute_loops)
     assert all(u["gflops"] >= u["median_gflops"] > 0 for u in table["compute"])
     assert {(m["level"], m["does"]) for m in table["memory"]} >= {("L1", "read"), ("memory", "copy"), ("L2", "write")}
-    assert peaks.best_gflops(table, "fma", "float32") == table["compute"][0]["gflops"]
-    assert peaks.best_gbs(table, "L1") == table["memory"][0]["gbs"] and peaks.best_gbs(table, "L9") is None
 
 
 @pytest.mark.parametrize("reads,writes", [(4096, 0), (0, 4096), (1 << 20, 1 << 18), (1000, 3000), (1, 1)])

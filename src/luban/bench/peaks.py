@@ -206,13 +206,3 @@ def _rates(ready: Ready, rounds: int) -> tuple[float, float]:
     """The best and the median, in units of 1e9 a second."""
     times = [_seconds(ready) for _ in range(rounds)]
     return ready.amount / min(times) / 1e9, ready.amount / statistics.median(times) / 1e9
-
-
-def best_gflops(peaks: dict[str, Any], unit: str, dtype: str) -> float | None:
-    """The rate of a unit in the table, or None where it is not there."""
-    return next((p["gflops"] for p in peaks["compute"] if (p["unit"], p["dtype"]) == (unit, dtype)), None)
-
-
-def best_gbs(peaks: dict[str, Any], level: str, does: str = "read") -> float | None:
-    """The rate of a level in the table, or None where it is not there."""
-    return next((p["gbs"] for p in peaks["memory"] if (p["level"], p["does"]) == (level, does)), None)

@@ -22,7 +22,6 @@ from luban.runtime.loaded import LoadedProgram, load
 from luban.runtime.schedules import Key, Schedule
 from luban.targets.target import Target
 
-CALLS = ("contract", "attention", "attention_backward")
 COLD = 4  # operands go through so many second-level caches before one is used again, as in a training step
 MOST_SETS = 16
 RESERVE = 1 << 30  # bytes of operands that are enough in any case
